@@ -1,0 +1,624 @@
+"""The bus over NATS: nats-py with its traps fenced off.
+
+What nats-py does that the contract must not show, and what is done here about it: an error
+callback that raises kills the reader (ours never raise); ``publish`` swallows cancellation
+(one publisher task does all plain publishing); a request waits its whole time after the
+connection broke (ours fails at once); a handler that raises CancelledError ends its
+subscription (caught); an empty or interrupted fetch raises (an empty list).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import nats
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext, api
+
+from shared.bus.base import (
+    Bus,
+    BusEvent,
+    BusStats,
+    Consumer,
+    Delivery,
+    Entry,
+    Handler,
+    KeyValue,
+    Message,
+    StreamSpec,
+    Subscription,
+)
+from shared.errors import (
+    BusDisconnectedError,
+    BusError,
+    BusOverflowError,
+    BusTimeoutError,
+    BusUnavailableError,
+    NoRespondersError,
+    PayloadTooLargeError,
+    RevisionConflictError,
+)
+from shared.ids import new_id
+from shared.logs import get_logger
+from shared.settings import Settings
+
+_log = get_logger(__name__)
+
+_OUTBOX_LIMIT = 256 << 20
+_HEADROOM = 16 << 10
+"""Bytes of a message left to headers and the protocol."""
+_PENDING_MESSAGES = 524_288
+_PENDING_BYTES = 512 << 20
+
+
+def _without_secrets(url: str) -> str:
+    """A server address as it may be shown: the part before ``@`` is left out."""
+    scheme, found, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if found else url.rpartition("@")[2]
+
+
+class _NatsSubscription(Subscription):
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    async def unsubscribe(self) -> None:
+        with contextlib.suppress(nats.errors.Error):
+            await self._inner.unsubscribe()
+
+
+class _NatsDelivery(Delivery):
+    def __init__(self, message: Msg) -> None:
+        self._message = message
+        self.subject, self.data, self.headers = message.subject, message.data, message.headers
+        meta = message.metadata
+        self.sequence = meta.sequence.stream
+        self.attempt = meta.num_delivered or 1
+
+    async def ack(self) -> None:
+        await self._tell(self._message.ack())
+
+    async def nak(self, delay: float = 0.0) -> None:
+        await self._tell(self._message.nak(delay=delay or None))
+
+    async def term(self) -> None:
+        await self._tell(self._message.term())
+
+    async def in_progress(self) -> None:
+        await self._tell(self._message.in_progress())
+
+    async def _tell(self, word: Awaitable[None]) -> None:
+        # A lost acknowledgement only means that the message comes once more.
+        try:
+            await word
+        except nats.errors.Error as error:
+            _log.warning("an acknowledgement was not sent", subject=self.subject, error=str(error))
+
+
+class _NatsConsumer(Consumer):
+    def __init__(self, js: JetStreamContext, stream: str, config: api.ConsumerConfig) -> None:
+        self._js, self._stream, self._config = js, stream, config
+        self._inner: Any = None
+
+    async def bind(self) -> None:
+        await self._js.add_consumer(self._stream, self._config)
+        self._inner = await self._js.pull_subscribe_bind(
+            consumer=self._config.durable_name, stream=self._stream
+        )
+
+    async def fetch(self, limit: int, timeout: float) -> list[Delivery]:
+        try:
+            if self._inner is None:
+                await self.bind()
+            messages = await self._inner.fetch(limit, timeout=timeout)
+            return [_NatsDelivery(m) for m in messages]
+        except asyncio.TimeoutError:
+            return []
+        except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
+            await asyncio.sleep(min(timeout, 0.2))
+            return []
+        except nats.errors.Error as error:
+            # The consumer or its stream went away with the server, or is moving: bind anew.
+            _log.warning("a fetch failed", stream=self._stream, error=str(error))
+            await self.close()
+            await asyncio.sleep(min(timeout, 0.2))
+            return []
+
+    async def close(self) -> None:
+        inner, self._inner = self._inner, None
+        if inner is not None:
+            with contextlib.suppress(nats.errors.Error):
+                await inner.unsubscribe()
+
+
+class _NatsBucket(KeyValue):
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    async def get(self, key: str) -> Entry | None:
+        try:
+            found = await self._inner.get(key)
+        except nats.js.errors.KeyNotFoundError:
+            return None
+        except (nats.errors.Error, asyncio.TimeoutError) as error:
+            raise BusError(f"the entry {key!r} can't be read: {error}") from error
+        return Entry(key, found.value or b"", found.revision)
+
+    async def put(self, key: str, value: bytes) -> int:
+        try:
+            return int(await self._inner.put(key, value))
+        except (nats.errors.Error, asyncio.TimeoutError) as error:
+            raise BusError(f"the entry {key!r} can't be written: {error}") from error
+
+    async def create(self, key: str, value: bytes) -> int:
+        return await self._conditional(key, self._inner.create(key, value))
+
+    async def update(self, key: str, value: bytes, revision: int) -> int:
+        return await self._conditional(key, self._inner.update(key, value, last=revision))
+
+    async def _conditional(self, key: str, write: Awaitable[Any]) -> int:
+        try:
+            return int(await write)
+        except nats.js.errors.KeyWrongLastSequenceError:
+            raise RevisionConflictError(
+                f"the entry {key!r} exists already or was changed by another"
+            ) from None
+        except (nats.errors.Error, asyncio.TimeoutError) as error:
+            raise BusError(f"the entry {key!r} can't be written: {error}") from error
+
+    async def delete(self, key: str) -> None:
+        try:
+            await self._inner.delete(key)
+        except (nats.errors.Error, asyncio.TimeoutError) as error:
+            raise BusError(f"the entry {key!r} can't be deleted: {error}") from error
+
+    async def entries(self) -> list[Entry]:
+        try:
+            keys = await self._inner.keys()
+        except nats.js.errors.NoKeysError:
+            return []
+        except (nats.errors.Error, asyncio.TimeoutError) as error:
+            raise BusError(f"a bucket can't be read: {error}") from error
+        found = await asyncio.gather(*(self.get(key) for key in keys))
+        return [entry for entry in found if entry is not None]
+
+
+class NatsBus(Bus):
+    """A connection to NATS; make one with ``NatsBus.connect``."""
+
+    def __init__(self, process: str) -> None:
+        self.process = process
+        self.stats = BusStats()
+        self._client = Client()
+        self._js: JetStreamContext
+        self._listeners: list[Callable[[BusEvent, str], None]] = []
+        self._outbox: deque[tuple[str, bytes, str, dict[str, str] | None]] = deque()
+        self._outbox_bytes = 0
+        self._outbox_filled = asyncio.Event()
+        self._outbox_drained = asyncio.Event()
+        self._publisher: asyncio.Task[None] | None = None
+        self._broken = asyncio.Event()
+        self._up = asyncio.Event()
+        self._closed = False
+        self._last_error = ""
+
+    @classmethod
+    async def connect(cls, settings: Settings, url: str, *, process: str = "") -> NatsBus:
+        """Connect, trying for ``settings.connect_timeout`` seconds.
+
+        Args:
+            settings: credentials, prefix and time-out.
+            url: one address, or several with commas between.
+            process: this process's name (a token); default: a fresh one.
+
+        Raises:
+            BusUnavailableError: no broker answered, or it refused us; the message says which.
+        """
+        bus = cls(process or new_id("p"))
+        options: dict[str, Any] = {
+            "servers": [u.strip() for u in url.split(",") if u.strip()],
+            "name": bus.process,
+            "inbox_prefix": settings.subjects.inbox_prefix(bus.process),
+            "connect_timeout": 2,
+            "reconnect_time_wait": 0.2,
+            "max_reconnect_attempts": -1,
+            "ping_interval": 20,
+            "pending_size": 8 << 20,
+            "error_cb": bus._on_error,
+            "disconnected_cb": bus._on_disconnected,
+            "reconnected_cb": bus._on_reconnected,
+            "closed_cb": bus._on_closed,
+        }
+        if settings.nats_creds:
+            options["user_credentials"] = str(settings.nats_creds)
+        if settings.nats_user and settings.nats_password:
+            options["user"] = settings.nats_user
+            options["password"] = settings.nats_password.get_secret_value()
+        if settings.nats_token:
+            options["token"] = settings.nats_token.get_secret_value()
+        shown = ", ".join(_without_secrets(u) for u in options["servers"])
+        try:
+            await asyncio.wait_for(bus._client.connect(**options), settings.connect_timeout)
+        except asyncio.TimeoutError:
+            reason = bus._last_error or "no answer"
+            await bus._abandon()
+            raise BusUnavailableError(
+                f"no NATS broker could be reached at {shown} within "
+                f"{settings.connect_timeout:g} s ({reason}); start one, or set POPULACE_NATS_URL"
+            ) from None
+        except (nats.errors.Error, OSError, ValueError) as error:
+            await bus._abandon()
+            raise BusUnavailableError(
+                f"the NATS broker at {shown} can't be used: {error or type(error).__name__}"
+            ) from None
+        bus._js = bus._client.jetstream(timeout=10)
+        bus._up.set()
+        bus._publisher = asyncio.create_task(bus._publish_all(), name="bus-publisher")
+        return bus
+
+    async def _abandon(self) -> None:
+        self._closed = True
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self._client.close(), 2)
+
+    # Callbacks of the client; none may raise.
+    async def _on_error(self, error: Exception) -> None:
+        text = str(error) or type(error).__name__
+        self._last_error = text
+        self.stats.errors = [*self.stats.errors[-9:], text]
+        if isinstance(error, nats.errors.SlowConsumerError):
+            self.stats.slow_consumers += 1
+            _log.error("messages were dropped: a subscriber is too slow", subject=error.subject)
+            self._tell("slow_consumer", error.subject)
+        elif self._up.is_set():
+            _log.warning("the broker connection reports an error", error=text)
+
+    async def _on_disconnected(self) -> None:
+        if self._closed:
+            return
+        self._up.clear()
+        self._broken.set()
+        self._broken = asyncio.Event()
+        self._tell("disconnected", self._last_error)
+
+    async def _on_reconnected(self) -> None:
+        self.stats.reconnects += 1
+        self._up.set()
+        _log.info("reconnected to the broker", reconnects=self.stats.reconnects)
+        self._tell("reconnected", "")
+
+    async def _on_closed(self) -> None:
+        self._up.clear()
+        self._broken.set()
+        self._tell("closed", self._last_error)
+
+    def _tell(self, event: BusEvent, detail: str) -> None:
+        for callback in self._listeners:
+            try:
+                callback(event, detail)
+            except Exception:
+                _log.exception("a bus listener raised")
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes that one message may hold: the broker's limit less room for headers."""
+        return max(1024, int(self._client.max_payload) - _HEADROOM)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection is up right now."""
+        return self._up.is_set() and not self._closed
+
+    def _check(self, data: bytes) -> None:
+        if self._closed:
+            raise BusError("the bus is closed")
+        if len(data) > self.max_payload:
+            raise PayloadTooLargeError(
+                f"a message of {len(data)} bytes is over the broker's limit of {self.max_payload}"
+            )
+
+    def send(
+        self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        """See ``Bus.send``."""
+        self._check(data)
+        if self._outbox_bytes + len(data) > _OUTBOX_LIMIT:
+            raise BusOverflowError(
+                f"over {_OUTBOX_LIMIT >> 20} MB wait to be sent; the broker is away or too slow"
+            )
+        self._outbox.append((subject, data, reply, headers))
+        self._outbox_bytes += len(data)
+        self._outbox_filled.set()
+
+    async def _publish_all(self) -> None:
+        """Publish what ``send`` took, in order, while the connection is up."""
+        client, outbox = self._client, self._outbox
+        current = asyncio.current_task()
+        assert current is not None
+        while True:
+            if not outbox:
+                self._outbox_drained.set()
+                self._outbox_filled.clear()
+                await self._outbox_filled.wait()
+            if not self._up.is_set():
+                await self._up.wait()
+            subject, data, reply, headers = outbox[0]
+            try:
+                await client.publish(subject, data, reply=reply, headers=headers)
+            except nats.errors.OutboundBufferLimitError:
+                await asyncio.sleep(0.01)  # the connection is going down: keep it and try again
+                continue
+            except nats.errors.ConnectionClosedError:
+                return
+            except Exception as error:
+                _log.error("a message could not be sent", subject=subject, error=str(error))
+            if current.cancelling():
+                return
+            outbox.popleft()
+            self._outbox_bytes -= len(data)
+            self.stats.sent += 1
+            self.stats.sent_bytes += len(data)
+            if self._outbox_bytes < (1 << 20):
+                self._outbox_drained.set()
+
+    async def sent(self, below: int = 0) -> None:
+        """See ``Bus.sent``."""
+        while self._outbox_bytes > below and not self._closed:
+            self._outbox_drained.clear()
+            await self._outbox_drained.wait()
+
+    async def _unless_broken(self, work: Awaitable[Any], subject: str) -> Any:
+        """Await work on the wire, but give up at once when the connection breaks."""
+        if self._closed:
+            raise BusError("the bus is closed")
+        broken = asyncio.ensure_future(self._broken.wait())
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, broken}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise BusDisconnectedError(f"the connection broke while waiting on {subject!r}")
+            return task.result()
+        finally:
+            for pending in (broken, task):
+                if not pending.done():
+                    pending.cancel()
+                    with contextlib.suppress(asyncio.CancelledError, Exception):
+                        await pending
+
+    async def request(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        timeout: float,
+        headers: dict[str, str] | None = None,
+    ) -> Message:
+        """See ``Bus.request``."""
+        self._check(data)
+        try:
+            answer = await self._unless_broken(
+                self._client.request(subject, data, timeout=timeout, headers=headers), subject
+            )
+        except nats.errors.NoRespondersError:
+            raise NoRespondersError(f"nobody listens on {subject!r}") from None
+        except asyncio.TimeoutError:
+            raise BusTimeoutError(f"no answer on {subject!r} within {timeout:g} s") from None
+        except nats.errors.Error as error:
+            raise BusError(f"a request on {subject!r} failed: {error}") from error
+        return Message(answer.subject, answer.data, "", answer.headers)
+
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
+        """See ``Bus.subscribe``."""
+        stats = self.stats
+
+        async def take(message: Msg) -> None:
+            stats.received += 1
+            stats.received_bytes += len(message.data)
+            try:
+                result = handler(
+                    Message(message.subject, message.data, message.reply, message.headers)
+                )
+                if result is not None:
+                    await result
+            except asyncio.CancelledError:
+                current = asyncio.current_task()
+                if current is not None and current.cancelling():
+                    raise
+                stats.handler_errors += 1
+                _log.error("a message handler was cancelled from within", subject=subject)
+            except Exception as error:
+                stats.handler_errors += 1
+                _log.error("a message handler raised", subject=subject, exc_info=error)
+
+        try:
+            inner = await self._client.subscribe(
+                subject,
+                queue=queue,
+                cb=take,
+                pending_msgs_limit=_PENDING_MESSAGES,
+                pending_bytes_limit=_PENDING_BYTES,
+            )
+        except nats.errors.Error as error:
+            raise BusError(f"can't subscribe to {subject!r}: {error}") from error
+        return _NatsSubscription(inner)
+
+    async def flush(self, timeout: float = 10.0) -> None:
+        """See ``Bus.flush``."""
+        deadline = time.monotonic() + timeout
+        try:
+            await asyncio.wait_for(self.sent(), timeout)
+            await self._client.flush(max(0.1, deadline - time.monotonic()))
+        except (asyncio.TimeoutError, nats.errors.Error) as error:
+            raise BusTimeoutError(
+                f"the broker did not take everything within {timeout:g} s"
+            ) from error
+
+    def on_event(self, callback: Callable[[BusEvent, str], None]) -> None:
+        """See ``Bus.on_event``."""
+        self._listeners.append(callback)
+
+    async def drain(self, timeout: float = 10.0) -> None:
+        """See ``Bus.drain``."""
+        if self._closed:
+            return
+        if self.connected:
+            try:
+                await asyncio.wait_for(self.sent(), timeout)
+                await asyncio.wait_for(self._client.drain(), timeout)
+                await asyncio.wait_for(self.sent(), 1.0)
+            except (asyncio.TimeoutError, nats.errors.Error) as error:
+                _log.warning("the bus could not be drained in time", error=str(error))
+        elif self._outbox:
+            _log.error("messages were never sent: the broker is away", count=len(self._outbox))
+        self._closed = True
+        if self._publisher is not None:
+            self._publisher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._publisher
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self._client.close(), 2)
+
+    # What lasts
+    async def ensure_stream(self, spec: StreamSpec) -> None:
+        """See ``Bus.ensure_stream``."""
+        config = api.StreamConfig(
+            name=spec.name,
+            subjects=list(spec.subjects),
+            description=spec.description or None,
+            retention=(
+                api.RetentionPolicy.WORK_QUEUE if spec.work_queue else api.RetentionPolicy.LIMITS
+            ),
+            discard=api.DiscardPolicy.NEW if spec.work_queue else api.DiscardPolicy.OLD,
+            max_bytes=spec.max_bytes,
+            max_age=spec.max_age,
+            storage=api.StorageType.FILE,
+            duplicate_window=120.0,
+        )
+        try:
+            try:
+                await self._js.add_stream(config)
+            except nats.js.errors.BadRequestError:  # there is one with other settings
+                await self._js.update_stream(config)
+        except (nats.errors.Error, asyncio.TimeoutError) as error:
+            raise BusError(
+                f"the stream {spec.name!r} can't be set up (is JetStream on?): {error}"
+            ) from error
+
+    async def append(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: dict[str, str] | None = None,
+        message_id: str = "",
+        timeout: float = 10.0,
+    ) -> int:
+        """See ``Bus.append``."""
+        self._check(data)
+        if message_id:
+            headers = {**(headers or {}), "Nats-Msg-Id": message_id}
+        try:
+            ack = await self._unless_broken(
+                self._js.publish(subject, data, timeout=timeout, headers=headers), subject
+            )
+        except nats.js.errors.NoStreamResponseError:
+            raise NoRespondersError(f"no stream takes {subject!r}") from None
+        except asyncio.TimeoutError:
+            raise BusTimeoutError(
+                f"{subject!r} was not acknowledged within {timeout:g} s"
+            ) from None
+        except nats.errors.Error as error:
+            raise BusError(f"{subject!r} was refused by its stream: {error}") from error
+        self.stats.sent += 1
+        self.stats.sent_bytes += len(data)
+        return int(ack.seq)
+
+    async def consumer(
+        self,
+        stream: str,
+        *,
+        durable: str,
+        subjects: tuple[str, ...] = (),
+        ack_wait: float = 30.0,
+        max_waiting_acks: int = 1000,
+    ) -> Consumer:
+        """See ``Bus.consumer``."""
+        config = api.ConsumerConfig(
+            durable_name=durable,
+            ack_policy=api.AckPolicy.EXPLICIT,
+            ack_wait=ack_wait,
+            max_ack_pending=max_waiting_acks,
+            filter_subjects=list(subjects) or None,
+        )
+        consumer = _NatsConsumer(self._js, stream, config)
+        try:
+            await consumer.bind()
+        except (nats.errors.Error, asyncio.TimeoutError) as error:
+            raise BusError(f"can't take messages from the stream {stream!r}: {error}") from error
+        return consumer
+
+    async def replay(
+        self, stream: str, subjects: tuple[str, ...], *, idle: float = 1.0
+    ) -> AsyncIterator[Message | None]:
+        """See ``Bus.replay``."""
+        last = 0
+        inner: Any = None
+        try:
+            while True:
+                try:
+                    if inner is None:
+                        config = api.ConsumerConfig(
+                            filter_subjects=list(subjects),
+                            ack_policy=api.AckPolicy.NONE,
+                            inactive_threshold=60.0,
+                            deliver_policy=(
+                                api.DeliverPolicy.BY_START_SEQUENCE
+                                if last
+                                else api.DeliverPolicy.ALL
+                            ),
+                            opt_start_seq=last + 1 if last else None,
+                        )
+                        info = await self._js.add_consumer(stream, config)
+                        inner = await self._js.pull_subscribe_bind(
+                            consumer=info.name, stream=stream
+                        )
+                    messages = await inner.fetch(100, timeout=idle)
+                except asyncio.TimeoutError:
+                    yield None
+                    continue
+                except nats.errors.Error as error:
+                    if self._closed:
+                        raise BusError("the bus is closed") from error
+                    _log.debug("reading a stream again", stream=stream, error=str(error))
+                    inner = None
+                    await asyncio.sleep(0.2)
+                    yield None
+                    continue
+                for message in messages:
+                    last = message.metadata.sequence.stream
+                    yield Message(message.subject, message.data, "", message.headers)
+        finally:
+            if inner is not None:
+                with contextlib.suppress(nats.errors.Error):
+                    await inner.unsubscribe()
+
+    async def bucket(self, name: str, *, ttl: float = 0.0, history: int = 1) -> KeyValue:
+        """See ``Bus.bucket``."""
+        try:
+            inner = await self._js.create_key_value(
+                config=api.KeyValueConfig(bucket=name, history=history, ttl=ttl or None)
+            )
+        except nats.js.errors.BadRequestError:  # there is one with other settings
+            inner = await self._js.key_value(name)
+        except (nats.errors.Error, asyncio.TimeoutError) as error:
+            raise BusError(
+                f"the bucket {name!r} can't be set up (is JetStream on?): {error}"
+            ) from error
+        return _NatsBucket(inner)

@@ -1,0 +1,98 @@
+"""The data plane's messages: batches of calls and answers in columns.
+
+Each message is a msgpack array whose first item is its kind. Columns: ``positions`` and
+``indexes`` are either ``[start, stop]`` with ``step`` understood as 1, or ``[[i, j, ...]]``
+(one list); so a run of a million agents costs two integers.
+
+=========  =================================================================================
+kind       fields
+=========  =================================================================================
+CALLS      caller's inbox, groups ``[call, method, args, kwargs, indexes, options]``
+CANCEL     caller's inbox, call, positions (None: all)
+FETCH      asker's inbox, asker's number, caller's inbox, call, position
+RECAP      caller's inbox, calls still open there
+ANSWERS    groups ``[call, positions, values, errors]``, errors ``[[place, error], ...]``
+DONE       groups ``[call, positions]``: done, kept where it was made
+SUMMARY    groups ``[call, done, failed, tokens, partial or None]``; partial only at the end
+FETCHED    asker's number, outcome, value or error
+UNKNOWN    calls of a RECAP that never arrived
+PROBE      origin, path, targets: see ``populace._runtime.cycles``
+=========  =================================================================================
+
+``args`` is ``[[is_column, value], ...]``: a column has a value per index. Options say what
+becomes of the answers: kept, summarised, recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shared.errors import CodecError
+
+CALLS, CANCEL, FETCH, RECAP, ANSWERS, DONE, SUMMARY, FETCHED, UNKNOWN, PROBE = range(1, 11)
+
+OK, FAILED, GONE, ASK_CALLER = range(4)
+"""Outcomes of a FETCH."""
+
+_LENGTHS = {
+    CALLS: 3,
+    CANCEL: 4,
+    FETCH: 6,
+    RECAP: 3,
+    ANSWERS: 2,
+    DONE: 2,
+    SUMMARY: 2,
+    FETCHED: 4,
+    UNKNOWN: 2,
+    PROBE: 4,
+}
+
+
+def check(message: Any) -> list[Any]:
+    """The message, if it has the shape of one of ours.
+
+    Raises:
+        CodecError: it hasn't.
+    """
+    if (
+        not isinstance(message, list)
+        or not message
+        or len(message) != _LENGTHS.get(message[0] if isinstance(message[0], int) else -1)
+    ):
+        raise CodecError("a message on the data plane has the wrong shape")
+    return message
+
+
+def span(start: int, stop: int) -> list[Any]:
+    """The column of all whole numbers from start up to, and without, stop."""
+    return [start, stop]
+
+
+def column(numbers: Sequence[int]) -> list[Any]:
+    """A column of whole numbers, as two of them when they are a run."""
+    if isinstance(numbers, range) and numbers.step == 1:
+        return [numbers.start, numbers.stop]
+    count = len(numbers)
+    if count and numbers[-1] - numbers[0] == count - 1 and _is_run(numbers):
+        return [numbers[0], numbers[0] + count]
+    return [list(numbers)]
+
+
+def _is_run(numbers: Sequence[int]) -> bool:
+    first = numbers[0]
+    return all(n == first + i for i, n in enumerate(numbers))
+
+
+def numbers(packed: Any) -> Sequence[int]:
+    """The whole numbers of a column.
+
+    Raises:
+        CodecError: it isn't one.
+    """
+    if isinstance(packed, list):
+        if len(packed) == 2 and type(packed[0]) is int and type(packed[1]) is int:
+            return range(packed[0], packed[1])
+        if len(packed) == 1 and isinstance(packed[0], list):
+            return packed[0]
+    raise CodecError("a column of numbers has the wrong shape")

@@ -1,0 +1,162 @@
+"""Requests between hosts, workers and the owners of runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from shared.messages.scenario import ModelSpec
+
+
+class HostInfo(BaseModel):
+    """What a host says of itself, once a second."""
+
+    host: str
+    address: str = ""
+    cores: int
+    memory: int
+    """Bytes, the machine's."""
+    load: float = 0.0
+    """Share of the machine's CPU in use, 0 to 1."""
+    workers: int = 0
+    """Worker processes that serve a run."""
+    free: int = 0
+    """Worker processes that it would still start."""
+    per_run: int = 1
+    """Workers that a run gets here unless it asks for more."""
+    since: float = 0.0
+    version: str = ""
+    labels: dict[str, str] = Field(default_factory=dict)
+
+
+class AcquireWorkers(BaseModel):
+    """To a host: give a run this many workers."""
+
+    run: str
+    count: int = Field(ge=1)
+    seed: int = 0
+    folders: list[str] = Field(default_factory=list)
+    """Where the run's code may be imported from."""
+    models: dict[str, ModelSpec] = Field(default_factory=dict)
+    results_format: str = "msgpack"
+    call_timeout: float | None = None
+
+
+class AcquiredWorkers(BaseModel):
+    """The workers' names; each listens on its control subjects by now."""
+
+    workers: list[str]
+
+
+class ReleaseWorkers(BaseModel):
+    """To a host: the run is over, end its workers."""
+
+    run: str
+
+
+class Released(BaseModel):
+    """How many workers were ended."""
+
+    workers: int
+
+
+class Assignment(BaseModel):
+    """From a host to one of its workers: which run it serves."""
+
+    worker: str
+    host: str
+    run: str
+    seed: int = 0
+    folders: list[str] = Field(default_factory=list)
+    models: dict[str, ModelSpec] = Field(default_factory=dict)
+    results_format: str = "msgpack"
+    call_timeout: float | None = None
+
+
+class OpenShard(BaseModel):
+    """To a worker: take calls for a slice of a population."""
+
+    shard: str
+    population: str
+    class_path: str | None = None
+    """Of the agents; None: each creation names its own (single agents)."""
+    offset: int = 0
+    """The slice's first agent's number within the population."""
+    size: int = 0
+    """Number of agents in the slice; 0: grows with each creation."""
+
+
+class ShardOpened(BaseModel):
+    """A worker's consent."""
+
+    shard: str
+
+
+class WorkerStats(BaseModel):
+    """What a worker counts."""
+
+    worker: str
+    run: str
+    pid: int
+    agents: int
+    shards: int
+    calls: int
+    waiting: int
+    """Calls begun and not yet answered."""
+    rss: int
+    """Bytes of memory."""
+    cpu: float
+    """CPU seconds, user and system."""
+    sent_bytes: int
+    received_bytes: int
+
+
+class WorkerEnded(BaseModel):
+    """From a host to all concerned: a worker is no more."""
+
+    run: str
+    worker: str
+    host: str
+    reason: str
+
+
+class Lease(BaseModel):
+    """An owner's sign of life for its run."""
+
+    run: str
+    owner: str
+
+
+class PlacedShard(BaseModel):
+    """Where one slice of a population lives."""
+
+    shard: str
+    worker: str
+    host: str
+    offset: int
+    size: int
+
+
+class Placement(BaseModel):
+    """Where a population lives; the epoch rises with each move."""
+
+    population: str
+    epoch: int = 1
+    shards: list[PlacedShard]
+
+
+class CheckModel(BaseModel):
+    """To the model service: can this model be reached?"""
+
+    spec: ModelSpec
+    attempt: bool = True
+    """Whether to try it, rather than to look at the specification alone."""
+
+
+class ModelChecked(BaseModel):
+    """What the model service found."""
+
+    ok: bool
+    error: str = ""
+    details: dict[str, Any] = Field(default_factory=dict)

@@ -1,0 +1,120 @@
+"""Every subject, stream and bucket name of the installation, built in one place.
+
+All stand below one prefix, so that several installations can share a broker. Nothing else
+in the project may spell a subject.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.ids import check_token
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """Builds subjects below ``prefix`` (one token)."""
+
+    prefix: str = "populace"
+
+    def __post_init__(self) -> None:
+        check_token(self.prefix, "the subject prefix")
+
+    # Scenarios
+    @property
+    def scenario_submit(self) -> str:
+        """Request: a scenario; the reply holds the run's name. Not captured by a stream."""
+        return f"{self.prefix}.scenario.submit"
+
+    @property
+    def scenario_event(self) -> str:
+        """Publish only: a scenario, kept by a stream even while no director is up."""
+        return f"{self.prefix}.scenario.event"
+
+    # Runs
+    def run_control(self, run: str) -> str:
+        """Request: a control message (cancel) to the director that plays the run."""
+        return f"{self.prefix}.run.{run}.control"
+
+    def run_status(self, run: str = "*") -> str:
+        """JSON events: accepted, started, rounds, ended, recorded. Captured by a stream."""
+        return f"{self.prefix}.run.{run}.status"
+
+    def run_results(self, run: str, round_number: int | str = "*") -> str:
+        """Batches of records of one round. Captured by a stream."""
+        return f"{self.prefix}.run.{run}.results.{round_number}"
+
+    def run_call(self, run: str, shard: str) -> str:
+        """Batches of calls to the agents of one shard."""
+        return f"{self.prefix}.run.{run}.call.{shard}"
+
+    def run_workers(self, run: str) -> str:
+        """What happens to the workers of a run: one of them ended."""
+        return f"{self.prefix}.run.{run}.workers"
+
+    def run_lease(self, run: str = "*") -> str:
+        """The sign of life of whoever owns a run's workers; hosts listen to it."""
+        return f"{self.prefix}.run.{run}.lease"
+
+    # Processes
+    def inbox(self, process: str, box: str) -> str:
+        """Where a process receives answers; one box per purpose."""
+        return f"{self.prefix}.inbox.{process}.{box}"
+
+    def inbox_prefix(self, process: str) -> str:
+        """Below this, the NATS client makes the reply subjects of its plain requests."""
+        return f"{self.prefix}.inbox.{process}.req"
+
+    def host(self, host: str, verb: str) -> str:
+        """Control requests to one host: acquire and release workers."""
+        return f"{self.prefix}.host.{host}.{verb}"
+
+    def worker(self, worker: str, verb: str) -> str:
+        """Control requests to one worker: open a shard, count agents."""
+        return f"{self.prefix}.worker.{worker}.{verb}"
+
+    # Models
+    def model_queue(self, pool: str = "*") -> str:
+        """The work queue of a pool of equal model endpoints. Captured by a stream."""
+        return f"{self.prefix}.model.{pool}"
+
+    @property
+    def model_check(self) -> str:
+        """Request: can this model be reached? Not captured by a stream."""
+        return f"{self.prefix}.models.check"
+
+    # Streams and buckets (names take no dots)
+    @property
+    def stream_scenarios(self) -> str:
+        """Keeps scenario events until a director has taken them."""
+        return f"{self.prefix}-scenarios"
+
+    @property
+    def stream_runs(self) -> str:
+        """Keeps status and results of runs, within limits."""
+        return f"{self.prefix}-runs"
+
+    @property
+    def stream_models(self) -> str:
+        """Holds prompts until a model worker has answered them."""
+        return f"{self.prefix}-models"
+
+    @property
+    def bucket_hosts(self) -> str:
+        """Host name to its capacity and load; entries expire when a host falls silent."""
+        return f"{self.prefix}-hosts"
+
+    @property
+    def bucket_runs(self) -> str:
+        """Run name to its latest state."""
+        return f"{self.prefix}-run-states"
+
+    @property
+    def bucket_pools(self) -> str:
+        """Pool name to the model that it serves."""
+        return f"{self.prefix}-pools"
+
+    @property
+    def bucket_placement(self) -> str:
+        """``<run>.<population>`` to the shards of a population, their workers and epoch."""
+        return f"{self.prefix}-placement"
