@@ -105,12 +105,26 @@ class CodeLoader:
         """Let a path stand for a class that this process holds already (local mode)."""
         self._cache[path] = value
 
-    def load(self, path: str, base: type | None = None) -> Any:
+    def path_of(self, cls: type) -> str:
+        """The import path under which other processes find a class.
+
+        Raises:
+            CodeError: they could not.
+        """
+        return import_path(cls)[0]
+
+    def is_installed(self, path: str) -> bool:
+        """Whether the path lies under an allowed prefix, so that no folder is needed."""
+        module = path.partition(":")[0]
+        return any(module == p or module.startswith(p + ".") for p in self._prefixes)
+
+    def load(self, path: str, base: type | None = None, folder: str | None = None) -> Any:
         """The class (or other object) that a path names.
 
         Args:
             path: ``module:Name``; a name may have dots for nested classes.
             base: what the class must derive from.
+            folder: where it is imported from, if it isn't installed.
 
         Raises:
             CodeError: the path is malformed, not allowed, or leads nowhere; or the class is
@@ -118,6 +132,8 @@ class CodeLoader:
         """
         value = self._cache.get(path)
         if value is None:
+            if folder is not None and not self.is_installed(path):
+                self.add_folder(folder)
             value = self._import(path)
             self._cache[path] = value
         if base is not None and not (isinstance(value, type) and issubclass(value, base)):
@@ -134,7 +150,7 @@ class CodeLoader:
             raise CodeError(f"{path!r} is not an import path; write it as 'module:Class'")
         self._check_allowed(module_name, path)
         try:
-            value: Any = importlib.import_module(module_name)
+            value: Any = _module(module_name)
         except CodeError:
             raise
         except ModuleNotFoundError as error:
@@ -165,7 +181,7 @@ class CodeLoader:
                         f"the folder {folder.name!r} has a module named {own!r}, which is the "
                         "name of a package of Populace itself; rename yours"
                     )
-        if any(module_name == p or module_name.startswith(p + ".") for p in self._prefixes):
+        if self.is_installed(path):
             return
         try:
             spec = importlib.util.find_spec(top)
@@ -184,6 +200,32 @@ class CodeLoader:
             f"{path!r} may not be loaded: {top!r} is neither in the scenario's folder nor under "
             f"an allowed prefix ({', '.join(self._prefixes) or 'none'}; POPULACE_CODE_PREFIXES)"
         )
+
+
+def _module(name: str) -> Any:
+    """The module; the running script is not imported a second time under its own name."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    file = getattr(main, "__file__", None)
+    own = spec.name.removesuffix(".__main__") if spec is not None else file and Path(file).stem
+    return main if own == name else importlib.import_module(name)
+
+
+class LocalLoader(CodeLoader):
+    """For agents and callers in one process: every class at hand may be used."""
+
+    def __init__(self) -> None:
+        super().__init__((), ())
+
+    def path_of(self, cls: type) -> str:
+        """A name for the class, good within this process."""
+        path = f"{cls.__module__}:{cls.__qualname__}"
+        self.register(path, cls)
+        return path
+
+    def is_installed(self, path: str) -> bool:  # noqa: ARG002
+        """Nothing needs a folder."""
+        return True
 
 
 def _is_own(folder: Path) -> bool:

@@ -41,6 +41,8 @@ class Codec:
 
     def __init__(self, loader: CodeLoader | None = None) -> None:
         self._loader = loader
+        self.on_bad_object: Callable[[CodecError], Any] | None = None
+        """Makes what stands for an object that can't be made again; None: reading fails."""
         self._encoders: dict[type, tuple[int, Encoder]] = {}
         self._decoders: dict[int, Decoder] = {
             _BIG_INT: int,
@@ -115,12 +117,12 @@ class Codec:
         elif isinstance(value, dt.timedelta):
             code, plain = _TIMEDELTA, [value.days, value.seconds, value.microseconds]
         elif isinstance(value, enum.Enum):
-            plain = [_path_for_wire(cls), value.value]
+            plain = [self._path(cls), value.value]
         elif isinstance(value, BaseModel):
-            plain = [_path_for_wire(cls), value.model_dump()]
+            plain = [self._path(cls), value.model_dump()]
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-            plain = [_path_for_wire(cls), fields]
+            plain = [self._path(cls), fields]
         elif cls.__module__ == "numpy" and hasattr(value, "item") and not getattr(value, "ndim", 1):
             return value.item()
         else:
@@ -133,6 +135,12 @@ class Codec:
             )
         return msgpack.ExtType(code, self.pack(plain))
 
+    def _path(self, cls: type) -> str:
+        try:
+            return import_path(cls)[0] if self._loader is None else self._loader.path_of(cls)
+        except CodeError as error:
+            raise CodecError(str(error)) from None
+
     def _decode(self, code: int, data: bytes) -> Any:
         decoder = self._decoders.get(code)
         if decoder is None:
@@ -140,7 +148,14 @@ class Codec:
         return decoder(self.unpack(bytes(data)))
 
     def _decode_object(self, parts: list[Any]) -> Any:
-        path, content = parts
+        try:
+            return self._make_object(*parts)
+        except CodecError as error:
+            if self.on_bad_object is None:
+                raise
+            return self.on_bad_object(error)
+
+    def _make_object(self, path: str, content: Any) -> Any:
         if self._loader is None:
             raise CodecError(f"an object of {path!r} came where only plain values are read")
         try:
@@ -158,13 +173,6 @@ class Codec:
         except (ValidationError, TypeError, ValueError) as error:
             raise CodecError(f"an object of {path!r} can't be made again: {error}") from None
         raise CodecError(f"{path!r} is not a pydantic model, dataclass or enum")
-
-
-def _path_for_wire(cls: type) -> str:
-    try:
-        return import_path(cls)[0]
-    except CodeError as error:
-        raise CodecError(str(error)) from None
 
 
 def plain(value: Any) -> Any:

@@ -52,10 +52,6 @@ class Subjects:
         """What happens to the workers of a run: one of them ended."""
         return f"{self.prefix}.run.{run}.workers"
 
-    def run_lease(self, run: str = "*") -> str:
-        """The sign of life of whoever owns a run's workers; hosts listen to it."""
-        return f"{self.prefix}.run.{run}.lease"
-
     # Processes
     def inbox(self, process: str, box: str) -> str:
         """Where a process receives answers; one box per purpose."""

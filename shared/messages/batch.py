@@ -9,14 +9,15 @@ kind       fields
 =========  =================================================================================
 CALLS      caller's inbox, groups ``[call, method, args, kwargs, indexes, options]``
 CANCEL     caller's inbox, call, positions (None: all)
-FETCH      asker's inbox, asker's number, caller's inbox, call, position
+FETCH      asker's inbox, asker's number, ``[caller's inbox, call, position]``, kept
 RECAP      caller's inbox, calls still open there
-ANSWERS    groups ``[call, positions, values, errors]``, errors ``[[place, error], ...]``
+ANSWERS    groups ``[call, sequence, positions, values, errors]``, errors ``[[place, error]]``
 DONE       groups ``[call, positions]``: done, kept where it was made
-SUMMARY    groups ``[call, done, failed, tokens, partial or None]``; partial only at the end
+SUMMARY    groups ``[call, done, failed, tokens, mean so far, partial]``; partial at the end
 FETCHED    asker's number, outcome, value or error
 UNKNOWN    calls of a RECAP that never arrived
-PROBE      origin, path, targets: see ``populace._runtime.cycles``
+REFUSED    groups ``[call, error]``: nothing more will come of it
+PROBE      see ``populace._runtime.cycles``
 =========  =================================================================================
 
 ``args`` is ``[[is_column, value], ...]``: a column has a value per index. Options say what
@@ -30,7 +31,7 @@ from typing import Any
 
 from shared.errors import CodecError
 
-CALLS, CANCEL, FETCH, RECAP, ANSWERS, DONE, SUMMARY, FETCHED, UNKNOWN, PROBE = range(1, 11)
+CALLS, CANCEL, FETCH, RECAP, ANSWERS, DONE, SUMMARY, FETCHED, UNKNOWN, PROBE, REFUSED = range(1, 12)
 
 OK, FAILED, GONE, ASK_CALLER = range(4)
 """Outcomes of a FETCH."""
@@ -38,14 +39,15 @@ OK, FAILED, GONE, ASK_CALLER = range(4)
 _LENGTHS = {
     CALLS: 3,
     CANCEL: 4,
-    FETCH: 6,
+    FETCH: 5,
     RECAP: 3,
     ANSWERS: 2,
     DONE: 2,
     SUMMARY: 2,
     FETCHED: 4,
     UNKNOWN: 2,
-    PROBE: 4,
+    PROBE: 3,
+    REFUSED: 2,
 }
 
 
@@ -74,14 +76,11 @@ def column(numbers: Sequence[int]) -> list[Any]:
     if isinstance(numbers, range) and numbers.step == 1:
         return [numbers.start, numbers.stop]
     count = len(numbers)
-    if count and numbers[-1] - numbers[0] == count - 1 and _is_run(numbers):
-        return [numbers[0], numbers[0] + count]
+    if count and numbers[-1] - numbers[0] == count - 1:
+        first = numbers[0]
+        if list(numbers) == list(range(first, first + count)):
+            return [first, first + count]
     return [list(numbers)]
-
-
-def _is_run(numbers: Sequence[int]) -> bool:
-    first = numbers[0]
-    return all(n == first + i for i, n in enumerate(numbers))
 
 
 def numbers(packed: Any) -> Sequence[int]:

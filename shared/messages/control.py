@@ -81,6 +81,8 @@ class OpenShard(BaseModel):
     population: str
     class_path: str | None = None
     """Of the agents; None: each creation names its own (single agents)."""
+    folder: str | None = None
+    """Where the class is imported from, if it isn't installed."""
     offset: int = 0
     """The slice's first agent's number within the population."""
     size: int = 0
@@ -122,10 +124,16 @@ class WorkerEnded(BaseModel):
 
 
 class Lease(BaseModel):
-    """An owner's sign of life for its run."""
+    """To a host, twice a second: the owner of this run is alive. Without it, workers end."""
 
     run: str
-    owner: str
+    owner: str = ""
+
+
+class LeaseRenewed(BaseModel):
+    """The host's answer: which of the run's workers are alive there."""
+
+    workers: list[str]
 
 
 class PlacedShard(BaseModel):

@@ -1,0 +1,345 @@
+"""Drives agents' coroutines without an asyncio Task for each.
+
+A coroutine that never waits costs a ``send``; one that does is carried on by a ``CallTask``,
+a small record that stands in for a Task: it is registered as the current task around every
+step, so ``asyncio.timeout``, ``TaskGroup``, ``wait_for`` and libraries built on them find the
+methods that they call. It leans on two private functions of asyncio, which is why the tests
+run the whole of asyncio's manners on every Python that is supported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from asyncio.tasks import _enter_task, _leave_task  # type: ignore[attr-defined]
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from populace._runtime.shard import Group
+
+current_call: contextvars.ContextVar[CallTask | None] = contextvars.ContextVar(
+    "populace_current_call", default=None
+)
+"""The call of an agent that the running code belongs to, child tasks included."""
+
+Finish = Callable[["CallTask", Any, BaseException | None], None]
+
+
+class CallTask:
+    """One call of an agent's coroutine method, under way. Speaks the Task protocol."""
+
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "_cancel_message",
+        "_cancels",
+        "_context",
+        "_coro",
+        "_done",
+        "_exception",
+        "_finish",
+        "_loop",
+        "_must_cancel",
+        "_result",
+        "_waiter",
+        "backend",
+        "calls",
+        "group",
+        "index",
+        "position",
+        "started",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coro: Coroutine[Any, Any, Any],
+        finish: Finish,
+        group: Group,
+        position: int,
+        index: int,
+    ) -> None:
+        self._loop = loop
+        self._coro = coro
+        self._finish = finish
+        self._context = contextvars.copy_context()
+        self._callbacks: list[tuple[Callable[[Any], Any], contextvars.Context | None]] | None = None
+        self._cancels = 0
+        self._cancel_message: Any = None
+        self._must_cancel = False
+        self._done = False
+        self._waiter: Any = None
+        self._result: Any = None
+        self._exception: BaseException | None = None
+        self.group = group
+        self.position = position
+        self.index = index
+        self.started = time.monotonic()
+        self.tokens = 0
+        self.backend = ""
+        self.calls: set[Any] | None = None
+        """Placeholders of calls that this call has made and not been answered."""
+        self._context.run(current_call.set, self)
+
+    def step(self, error: BaseException | None = None) -> None:
+        """Run the coroutine up to its next wait; must be called outside of any task."""
+        if self._done:
+            return
+        if self._must_cancel:
+            if not isinstance(error, asyncio.CancelledError):
+                error = self._cancelled_error()
+            self._must_cancel = False
+        self._waiter = None
+        loop, coro = self._loop, self._coro
+        result: Any = None
+        failure: BaseException | None = None
+        ended = False
+        _enter_task(loop, self)
+        try:
+            if error is None:
+                wanted = self._context.run(coro.send, None)
+            else:
+                wanted = self._context.run(coro.throw, error)
+        except StopIteration as stop:
+            ended, result = True, stop.value
+        except BaseException as raised:
+            ended, failure = True, raised
+        finally:
+            _leave_task(loop, self)
+        if ended:
+            self._end(result, failure)
+        else:
+            self._wait_for(wanted)
+
+    def _wait_for(self, wanted: Any) -> None:
+        blocking = getattr(wanted, "_asyncio_future_blocking", None)
+        if blocking:
+            wanted._asyncio_future_blocking = False
+            # No context: step enters the call's own, which must not be entered twice.
+            wanted.add_done_callback(self._future_done)
+            self._waiter = wanted
+        elif wanted is None:
+            self._loop.call_soon(self.step)
+        elif isinstance(wanted, Parking):
+            self._waiter = wanted
+            wanted.park(self)
+        else:
+            text = (
+                f"an agent awaited {wanted!r}, which asyncio does not know"
+                if blocking is None
+                else "an agent yielded a future without awaiting it"
+            )
+            self._loop.call_soon(self.step, RuntimeError(text))
+        if self._must_cancel and self._cancel_waiter():
+            self._must_cancel = False
+
+    def _future_done(self, future: asyncio.Future[Any]) -> None:
+        try:
+            future.result()
+        except BaseException as error:
+            self.step(error)
+        else:
+            self.step()
+
+    def wake(self, parking: Any) -> None:
+        """Go on after a platform wait, unless a cancellation was faster."""
+        if self._waiter is parking:
+            self.step()
+
+    def _cancel_waiter(self) -> bool:
+        waiter = self._waiter
+        if waiter is None:
+            return False
+        if isinstance(waiter, Parking):
+            self._waiter = None
+            self._loop.call_soon(self.step, self._cancelled_error())
+            return True
+        return bool(waiter.cancel(msg=self._cancel_message))
+
+    def _cancelled_error(self) -> asyncio.CancelledError:
+        if self._cancel_message is None:
+            return asyncio.CancelledError()
+        return asyncio.CancelledError(self._cancel_message)
+
+    def _end(self, result: Any, failure: BaseException | None) -> None:
+        self._done = True
+        self._result, self._exception = result, failure
+        if self._callbacks:
+            for callback, context in self._callbacks:
+                self._loop.call_soon(callback, self, context=context)
+            self._callbacks = None
+        self._finish(self, result, failure)
+
+    # The Task protocol, as asyncio and libraries on it use it.
+    def cancel(self, msg: Any = None) -> bool:
+        """Have CancelledError raised where the call waits."""
+        if self._done:
+            return False
+        self._cancels += 1
+        self._cancel_message = msg
+        if not self._cancel_waiter():
+            self._must_cancel = True
+        return True
+
+    def cancelling(self) -> int:
+        """How many cancellations were asked for and not taken back."""
+        return self._cancels
+
+    def uncancel(self) -> int:
+        """Take one back."""
+        if self._cancels > 0:
+            self._cancels -= 1
+            if self._cancels == 0:
+                self._must_cancel = False
+        return self._cancels
+
+    def done(self) -> bool:
+        """Whether the call is over."""
+        return self._done
+
+    def cancelled(self) -> bool:
+        """Whether it ended by cancellation."""
+        return self._done and isinstance(self._exception, asyncio.CancelledError)
+
+    def result(self) -> Any:
+        """What the method returned; raises what it raised."""
+        if not self._done:
+            raise asyncio.InvalidStateError("the call is not over")
+        if self._exception is not None:
+            raise self._exception
+        return self._result
+
+    def exception(self) -> BaseException | None:
+        """What the method raised, or None."""
+        if not self._done:
+            raise asyncio.InvalidStateError("the call is not over")
+        if isinstance(self._exception, asyncio.CancelledError):
+            raise self._exception
+        return self._exception
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop."""
+        return self._loop
+
+    def get_coro(self) -> Coroutine[Any, Any, Any]:
+        """The coroutine."""
+        return self._coro
+
+    def get_context(self) -> contextvars.Context:
+        """The context that the coroutine runs in."""
+        return self._context
+
+    def get_name(self) -> str:
+        """A name for logs."""
+        return f"{self.group.shard.agent_name(self.index)}.{self.group.method}"
+
+    def set_name(self, value: object) -> None:
+        """Calls keep their names."""
+
+    def get_stack(self, *, limit: int | None = None) -> list[Any]:  # noqa: ARG002
+        """The frame at which the coroutine waits."""
+        frame = getattr(self._coro, "cr_frame", None)
+        return [] if frame is None else [frame]
+
+    def add_done_callback(
+        self, callback: Callable[[Any], Any], *, context: contextvars.Context | None = None
+    ) -> None:
+        """Have ``callback(self)`` called once the call is over."""
+        if self._done:
+            self._loop.call_soon(callback, self, context=context)
+            return
+        if self._callbacks is None:
+            self._callbacks = []
+        self._callbacks.append((callback, context))
+
+    def remove_done_callback(self, callback: Callable[[Any], Any]) -> int:
+        """Forget a callback; returns how often it was there."""
+        held = self._callbacks or []
+        self._callbacks = [(c, x) for c, x in held if c != callback]
+        return len(held) - len(self._callbacks)
+
+
+class Parking:
+    """Something of the platform's own that a CallTask can wait for without a future."""
+
+    __slots__ = ()
+
+    def park(self, task: CallTask) -> None:
+        """Remember to ``wake`` the task; it waits from now on."""
+        raise NotImplementedError
+
+
+class _Bucket(Parking):
+    """All sleepers that wake in the same hundredth of a second."""
+
+    __slots__ = ("_timers", "due", "tasks")
+
+    def __init__(self, timers: Timers, due: int) -> None:
+        self._timers = timers
+        self.due = due
+        self.tasks: list[CallTask] = []
+
+    def __await__(self) -> Any:
+        yield self
+
+    def park(self, task: CallTask) -> None:
+        self.tasks.append(task)
+
+
+class Timers:
+    """Sleeps that share timers: one per hundredth of a second, however many sleep."""
+
+    QUANTUM = 0.01
+    """Seconds; a sleep ends up to this much late, never early."""
+    _AT_ONCE = 2000
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._buckets: dict[int, _Bucket] = {}
+
+    def sleep(self, seconds: float) -> _Bucket:
+        """An awaitable, for a CallTask alone."""
+        due = -int(-(self._loop.time() + seconds) // self.QUANTUM)
+        bucket = self._buckets.get(due)
+        if bucket is None:
+            bucket = self._buckets[due] = _Bucket(self, due)
+            self._loop.call_at(due * self.QUANTUM, self._fire, bucket)
+        return bucket
+
+    def _fire(self, bucket: _Bucket) -> None:
+        if self._buckets.get(bucket.due) is bucket:
+            del self._buckets[bucket.due]
+        self._wake(bucket, 0)
+
+    def _wake(self, bucket: _Bucket, start: int) -> None:
+        # In slices, so that messages are still taken while a million wake up.
+        tasks = bucket.tasks
+        stop = min(len(tasks), start + self._AT_ONCE)
+        for i in range(start, stop):
+            tasks[i].wake(bucket)
+        if stop < len(tasks):
+            self._loop.call_soon(self._wake, bucket, stop)
+
+
+_timers: dict[int, Timers] = {}
+
+
+async def sleep(seconds: float) -> None:
+    """Wait. Inside an agent's method this costs far less than ``asyncio.sleep``.
+
+    Args:
+        seconds: how long; the sleep may end up to 10 ms late.
+    """
+    task = asyncio.current_task()
+    if type(task) is not CallTask or seconds <= 0:
+        await asyncio.sleep(seconds)
+        return
+    loop = task._loop
+    timers = _timers.get(id(loop))
+    if timers is None or timers._loop is not loop:
+        _timers.clear()  # one loop runs at a time in a thread; the others have ended
+        timers = _timers[id(loop)] = Timers(loop)
+    await timers.sleep(seconds)

@@ -1,0 +1,124 @@
+"""Records: answers as the result stream carries them, stored before they count as recorded.
+
+A batch is plain columns, so that a reader needs msgpack or JSON and nothing of ours::
+
+    {"run", "round", "population", "method", "batch",      # the batch's name, unique in the run
+     "agents": [numbers], "values": [answers, None if failed],
+     "errors": [[place in the columns, kind, message], ...],
+     "tokens": [...] or None, "seconds": [...] or None,
+     "field": the part of each answer that is its number, or None,
+     "backends": names of the model back ends that answered}
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from shared.bus import Bus
+from shared.codec import CONTENT_TYPE, JSON_TYPE, MSGPACK_TYPE, pack_plain, plain, to_json
+from shared.errors import BusError, PopulaceError
+from shared.logs import get_logger
+from shared.subjects import Subjects
+
+_log = get_logger(__name__)
+
+_AT_ONCE = 16
+_ATTEMPTS = 8
+_MESSAGE_LIMIT = 2000
+
+
+class Recorder:
+    """Publishes records to a run's result stream, a bounded number of batches at once."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, run: str, results_format: str) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._run = run
+        self._as_json = results_format == "json"
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def store(self, columns: dict[str, Any]) -> None:
+        """Store one batch; returns once the stream has it.
+
+        Raises:
+            PopulaceError: the stream would not take it, though it was tried for a minute.
+        """
+        columns = {**columns, "run": self._run, "values": [plain(v) for v in columns["values"]]}
+        async with self._slots:
+            await self._store(columns)
+
+    async def _store(self, columns: dict[str, Any]) -> None:
+        data = to_json(columns) if self._as_json else pack_plain(columns)
+        if len(data) > self._bus.max_payload:
+            await self._store_halves(columns, len(data))
+            return
+        subject = self._subjects.run_results(self._run, columns["round"])
+        headers = {CONTENT_TYPE: JSON_TYPE if self._as_json else MSGPACK_TYPE}
+        name = f"{self._run}/{columns['batch']}"
+        for attempt in range(_ATTEMPTS):
+            try:
+                await self._bus.append(subject, data, headers=headers, message_id=name)
+                return
+            except BusError as error:
+                last = error
+                _log.warning("records are stored again", batch=name, error=str(error))
+                await asyncio.sleep(min(10.0, 0.1 * 2**attempt))
+        raise PopulaceError(f"the result stream does not take records: {last}")
+
+    async def _store_halves(self, columns: dict[str, Any], size: int) -> None:
+        count = len(columns["agents"])
+        if count == 1:
+            reason = f"the answer takes {size} bytes, more than one message may hold"
+            _log.error("an answer is too large to be recorded", batch=columns["batch"], bytes=size)
+            await self._store(
+                {**columns, "values": [None], "errors": [[0, "PayloadTooLargeError", reason]]}
+            )
+            return
+        half = count // 2
+        for name, start, stop in (("a", 0, half), ("b", half, count)):
+            await self._store(
+                {
+                    **columns,
+                    "batch": f"{columns['batch']}{name}",
+                    "agents": columns["agents"][start:stop],
+                    "values": columns["values"][start:stop],
+                    "errors": [
+                        [place - start, kind, text]
+                        for place, kind, text in columns["errors"]
+                        if start <= place < stop
+                    ],
+                    "tokens": columns["tokens"] and columns["tokens"][start:stop],
+                    "seconds": columns["seconds"] and columns["seconds"][start:stop],
+                }
+            )
+
+
+def batch_of(
+    *,
+    round_number: int,
+    population: str,
+    method: str,
+    batch: str,
+    agents: list[int],
+    values: list[Any],
+    errors: list[list[Any]],
+    tokens: list[int] | None = None,
+    seconds: list[float] | None = None,
+    field: str | None = None,
+    backends: list[str] | None = None,
+) -> dict[str, Any]:
+    """The columns of one batch; ``errors`` are ``[place, kind, message]``."""
+    return {
+        "round": round_number,
+        "population": population,
+        "method": method,
+        "batch": batch,
+        "agents": agents,
+        "values": values,
+        "errors": [[place, kind, text[:_MESSAGE_LIMIT]] for place, kind, text in errors],
+        "tokens": tokens,
+        "seconds": seconds,
+        "field": field,
+        "backends": backends or [],
+    }

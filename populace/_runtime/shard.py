@@ -1,0 +1,511 @@
+"""A shard: some agents of one population, their mailboxes, and the calls to them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any
+
+from populace._random import stream_key
+from populace._runtime.driver import CallTask
+from populace._runtime.reduce import Partial
+from populace.agent import Agent
+from populace.errors import WireError, error_to_wire
+from populace.placeholder import find_placeholders, resolve
+from shared.errors import CodeError
+from shared.messages import batch
+
+if TYPE_CHECKING:
+    from populace._runtime.worker import Worker
+
+CREATE = "__init__"
+MAX_CHAIN = 64
+"""Calls within calls; beyond this they are taken for a cycle without an end."""
+_SLICE = 1000
+"""Calls that are begun before the event loop gets its turn."""
+
+_NOT_CALLABLE = frozenset(dir(Agent))
+
+
+class Group:
+    """A group of calls as it arrived: one method, many agents."""
+
+    __slots__ = (
+        "args",
+        "backends",
+        "caller",
+        "cancelled",
+        "chain",
+        "cursor",
+        "done",
+        "errors",
+        "failed",
+        "indexes",
+        "keep",
+        "kwargs",
+        "left",
+        "method",
+        "number",
+        "options",
+        "partial",
+        "positions",
+        "record",
+        "references",
+        "reported",
+        "round",
+        "running",
+        "seconds",
+        "sequence",
+        "shard",
+        "storing",
+        "tokens",
+        "tokens_total",
+        "values",
+        "waiters",
+    )
+
+    def __init__(
+        self, shard: Shard, caller: str, fields: list[Any], *, references: bool = False
+    ) -> None:
+        self.shard = shard
+        self.caller = caller
+        self.references = references
+        """Whether placeholders may stand among the arguments."""
+        self.number, self.method, self.args, self.kwargs, indexes, options = fields
+        self.indexes: Sequence[int] = batch.numbers(indexes)
+        self.options: dict[str, Any] = options
+        self.chain: list[Any] = options.get("chain", [])
+        self.round: int = options.get("round", 0)
+        self.cursor = 0
+        self.left = len(self.indexes)
+        self.keep: set[int] = set(options.get("keep", ()))
+        reduce = options.get("reduce")
+        self.partial: Partial | None = Partial(reduce[0], reduce[1]) if reduce else None
+        self.record: dict[str, Any] | None = options.get("record")
+        # Answers that wait for the next flush, in columns:
+        self.positions: list[int] = []
+        self.values: list[Any] = []
+        self.errors: list[list[Any]] = []
+        self.tokens: list[int] = []
+        self.seconds: list[float] = []
+        self.backends: set[str] = set()
+        self.sequence = 0
+        self.done = 0
+        self.failed = 0
+        self.tokens_total = 0
+        self.reported = 0.0
+        self.storing = 0
+        """Batches of records on their way to the stream."""
+        self.cancelled: set[int] | None = None
+        self.running: dict[int, CallTask] | None = None
+        self.waiters: dict[int, list[tuple[str, int]]] | None = None
+        """Who asked for the answer at a position before it was there."""
+
+    def arguments(self, position: int) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments for one agent."""
+        args = [value[position] if column else value for column, value in self.args]
+        kwargs = {k: v[position] if column else v for k, (column, v) in self.kwargs.items()}
+        return args, kwargs
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether any argument differs from agent to agent."""
+        return any(c for c, _ in self.args) or any(c for c, _ in self.kwargs.values())
+
+
+class _Busy:
+    """An agent that is at work: on what, and what waits for it."""
+
+    __slots__ = ("active", "promised", "queue")
+
+    def __init__(self) -> None:
+        self.active: list[CallTask] = []
+        self.promised = False
+        """Whether its next call is on its way already."""
+        self.queue: deque[tuple[Group, int]] = deque()
+
+
+class _Broken:
+    """Stands where an agent would, had its constructor not raised."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: WireError) -> None:
+        self.error = error
+
+
+class Shard:
+    """Holds agents, and gives each one call at a time, in the order in which they came.
+
+    Args:
+        worker: the worker that it belongs to.
+        shard_id: its name, a subject token.
+        population: name of the population.
+        cls: class of the agents, or None if each creation names its own.
+        offset: number of its first agent within the population.
+        size: how many agents it has; 0 if it grows.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        shard_id: str,
+        population: str,
+        cls: type[Agent] | None,
+        offset: int,
+        size: int,
+    ) -> None:
+        self.worker = worker
+        self.id = shard_id
+        self.population = population
+        self.cls = cls
+        self.offset = offset
+        self.round = 0
+        self.stream_key = stream_key(worker.seed, population)
+        self.agents: list[Any] = [None] * size
+        self.busy: dict[int, _Busy] = {}
+        self._groups: deque[Group] = deque()
+        self._ready: deque[tuple[Group, int]] = deque()
+        self._pumping = False
+        self._loop = asyncio.get_running_loop()
+
+    def agent_name(self, index: int) -> str:
+        """The agent's name: population and number."""
+        return f"{self.population}/{self.offset + index}"
+
+    def take(self, group: Group) -> None:
+        """Accept a group of calls."""
+        self._groups.append(group)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        # Never run at once: messages arrive inside a Task, and calls may not run inside one.
+        if not self._pumping:
+            self._pumping = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        budget = _SLICE
+        while budget > 0 and self._ready:
+            group, position = self._ready.popleft()
+            budget -= 1
+            self._next(group.indexes[position], group, position)
+        while budget > 0 and self._groups:
+            group = self._groups[0]
+            stop = min(len(group.indexes), group.cursor + budget)
+            budget -= stop - group.cursor
+            self._begin(group, stop)
+            if group.cursor >= len(group.indexes):
+                self._groups.popleft()
+        if self._ready or self._groups:
+            self._loop.call_soon(self._pump)
+        else:
+            self._pumping = False
+
+    def _begin(self, group: Group, stop: int) -> None:
+        """Begin the calls of a group up to a position."""
+        start, group.cursor = group.cursor, stop
+        if group.round:
+            self.round = group.round
+        if group.method == CREATE:
+            self._create(group, start, stop)
+            return
+        function = self._method(self.cls, group.method) if self.cls is not None else None
+        busy, agents, cancelled = self.busy, self.agents, group.cancelled
+        simple = function is not None and not group.has_columns and not group.kwargs
+        shared = [value for _, value in group.args] if simple else []
+        if simple and group.references and contains_placeholder(shared):
+            simple = False
+        for position in range(start, stop):
+            index = group.indexes[position]
+            if cancelled and position in cancelled:
+                continue
+            if index in busy:
+                self._enqueue(busy[index], group, position, index)
+            elif simple:
+                agent = agents[index] if 0 <= index < len(agents) else None
+                if not isinstance(agent, Agent):
+                    self.answer_error(group, position, self._no_agent(index))
+                    continue
+                try:
+                    result = function(agent, *shared)  # type: ignore[misc]
+                except BaseException as error:
+                    self.answer_error(group, position, _described(error))
+                    continue
+                if type(result) is CoroutineType:
+                    self._start(group, position, index, result)
+                else:
+                    self.answer(group, position, result)
+            else:
+                self._invoke(group, position, index)
+
+    def _enqueue(self, busy: _Busy, group: Group, position: int, index: int) -> None:
+        """Queue a call to an agent at work, unless that work waits for this very call."""
+        if any(link[0] == self.id and link[1] == index for link in group.chain):
+            self._invoke(group, position, index)
+            return
+        busy.queue.append((group, position))
+        if group.chain:
+            self.worker.cycles.watch(self, index, group, position)
+
+    def admit(self, index: int, group: Group, position: int) -> None:
+        """Run a queued call at once, though the agent is at work: it closes a circle."""
+        busy = self.busy.get(index)
+        if busy is not None and (group, position) in busy.queue:
+            busy.queue.remove((group, position))
+            self._invoke(group, position, index)
+
+    def _next(self, index: int, group: Group, position: int) -> None:
+        """Run the next call that waited for an agent which is free now."""
+        self.busy[index].promised = False
+        if not (group.cancelled and position in group.cancelled):
+            self._invoke(group, position, index)
+        self._release(index)
+
+    def _release(self, index: int) -> None:
+        """If the agent is free: let its next call run, or forget that it was busy."""
+        busy = self.busy.get(index)
+        if busy is None or busy.active or busy.promised:
+            return
+        if busy.queue:
+            busy.promised = True
+            self._ready.append(busy.queue.popleft())
+            self._schedule()
+        else:
+            del self.busy[index]
+
+    def _invoke(self, group: Group, position: int, index: int) -> None:
+        """Run one call, whatever its shape."""
+        agent = self.agents[index] if 0 <= index < len(self.agents) else None
+        if not isinstance(agent, Agent):
+            self.answer_error(group, position, self._no_agent(index))
+            return
+        if len(group.chain) >= MAX_CHAIN:
+            self.answer_error(group, position, _cycle_error(group.chain))
+            return
+        function = self._method(type(agent), group.method)
+        if function is None:
+            self.answer_error(
+                group,
+                position,
+                [
+                    "AttributeError",
+                    f"{type(agent).__name__} has no method {group.method!r} that can be called",
+                    "",
+                ],
+            )
+            return
+        args, kwargs = group.arguments(position)
+        try:
+            if group.references and contains_placeholder([args, kwargs]):
+                result = _with_answers(function, agent, args, kwargs)
+            else:
+                result = function(agent, *args, **kwargs)
+        except BaseException as error:
+            self.answer_error(group, position, _described(error))
+            return
+        if type(result) is CoroutineType:
+            self._start(group, position, index, result)
+        else:
+            self.answer(group, position, result)
+
+    def _start(self, group: Group, position: int, index: int, coro: Any) -> None:
+        """Drive a coroutine; if it waits, the agent is busy until it ends."""
+        task = CallTask(self._loop, coro, self._finished, group, position, index)
+        busy = self.busy.get(index)
+        if busy is None:
+            busy = self.busy[index] = _Busy()
+        busy.active.append(task)
+        if group.running is None:
+            group.running = {}
+        group.running[position] = task
+        self.worker.waiting += 1
+        task.step()
+
+    def _finished(self, task: CallTask, result: Any, failure: BaseException | None) -> None:
+        group, position, index = task.group, task.position, task.index
+        self.worker.waiting -= 1
+        if group.running is not None:
+            group.running.pop(position, None)
+        busy = self.busy[index]
+        busy.active.remove(task)
+        seconds = time.monotonic() - task.started
+        if failure is None:
+            self.answer(group, position, result, task.tokens, seconds, task.backend)
+        elif not (group.cancelled and position in group.cancelled):
+            error = _described(failure)
+            self.answer_error(group, position, error, task.tokens, seconds, task.backend)
+        self._release(index)
+
+    # Creating
+    def _create(self, group: Group, start: int, stop: int) -> None:
+        try:
+            path = group.options.get("class")
+            cls = self.cls if path is None else self.worker.loader.load(path, Agent, group.options.get("folder"))
+            if cls is None:
+                raise CodeError("the class of a single agent was not named")
+        except CodeError as error:
+            described = [type(error).__name__, str(error), ""]
+            for position in range(start, stop):
+                self._put(group.indexes[position], _Broken(described))
+                self.answer_error(group, position, described)
+            return
+        plain = not group.has_columns and not group.kwargs
+        shared = [value for _, value in group.args]
+        new, init, agents = cls.__new__, cls.__init__, self.agents
+        for position in range(start, stop):
+            index = group.indexes[position]
+            if index >= len(agents):
+                agents.extend([None] * (index + 1 - len(agents)))
+            agent = new(cls)
+            agent._shard = self
+            agent._index = index
+            try:
+                if plain:
+                    init(agent, *shared)
+                else:
+                    args, kwargs = group.arguments(position)
+                    init(agent, *args, **kwargs)
+            except BaseException as error:
+                described = _described(error)
+                agents[index] = _Broken(described)
+                self.answer_error(group, position, described)
+                continue
+            agents[index] = agent
+            self.answer(group, position, None)
+        self.worker.agents_created(stop - start)
+
+    def _put(self, index: int, value: Any) -> None:
+        if index >= len(self.agents):
+            self.agents.extend([None] * (index + 1 - len(self.agents)))
+        self.agents[index] = value
+
+    def _no_agent(self, index: int) -> WireError:
+        held = self.agents[index] if 0 <= index < len(self.agents) else None
+        if isinstance(held, _Broken):
+            kind, message, trace = held.error
+            return [kind, f"the agent could not be created: {message}", trace]
+        return ["LookupError", f"there is no agent {self.agent_name(index)}", ""]
+
+    @staticmethod
+    def _method(cls: type, name: str) -> Callable[..., Any] | None:
+        if name.startswith("_") or (name in _NOT_CALLABLE and name not in vars(cls)):
+            return None
+        function = getattr(cls, name, None)
+        return function if inspect.isfunction(function) else None
+
+    # Answering
+    def answer(
+        self,
+        group: Group,
+        position: int,
+        value: Any,
+        tokens: int = 0,
+        seconds: float = 0.0,
+        backend: str = "",
+    ) -> None:
+        """Hold an answer for the next flush."""
+        group.positions.append(position)
+        group.values.append(value)
+        group.done += 1
+        group.left -= 1
+        if group.record is not None:
+            group.tokens.append(tokens)
+            group.seconds.append(seconds)
+        if tokens:
+            group.tokens_total += tokens
+        if backend:
+            group.backends.add(backend)
+        self.worker.dirty(group)
+
+    def answer_error(
+        self,
+        group: Group,
+        position: int,
+        error: WireError,
+        tokens: int = 0,
+        seconds: float = 0.0,
+        backend: str = "",
+    ) -> None:
+        """Hold a failure for the next flush."""
+        group.errors.append([len(group.positions), error])
+        group.failed += 1
+        self.answer(group, position, None, tokens, seconds, backend)
+
+    def is_queued(self, group: Group, position: int) -> bool:
+        """Whether a call waits for its agent to be free."""
+        busy = self.busy.get(group.indexes[position])
+        here = busy is not None and (group, position) in busy.queue
+        return here or (group, position) in self._ready
+
+    def cancel(self, group: Group, positions: Sequence[int]) -> None:
+        """End calls that nobody waits for any more; they are not answered."""
+        if group.cancelled is None:
+            group.cancelled = set()
+        for position in positions:
+            if position in group.cancelled:
+                continue
+            task = group.running.get(position) if group.running else None
+            queued = position >= group.cursor
+            if not queued and task is None:
+                if not self.is_queued(group, position):
+                    continue  # answered already
+                busy = self.busy[group.indexes[position]]
+                if (group, position) in busy.queue:
+                    busy.queue.remove((group, position))
+            group.cancelled.add(position)
+            group.left -= 1
+            if task is not None:
+                task.cancel()
+        self.worker.dirty(group)
+
+
+def _described(error: BaseException) -> WireError:
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__, limit=-12))
+    return error_to_wire(error, trace[-8000:])
+
+
+def _cycle_error(chain: list[Any]) -> WireError:
+    names = [link[2] for link in chain]
+    last = len(names) - 1
+    # The circle: from the last time the outermost repeated call was entered.
+    back = next((i for i in range(last - 1, -1, -1) if names[i] == names[last]), 0)
+    circle = " -> ".join(names[back:])
+    return ["call_cycle", f"calls go round without an end ({len(chain)} deep): {circle}", ""]
+
+
+async def _with_answers(
+    function: Callable[..., Any], agent: Any, args: list[Any], kwargs: dict[str, Any]
+) -> Any:
+    """Call a method once the placeholders among its arguments are answered.
+
+    Parameters annotated ``Placeholder`` get theirs as they are.
+    """
+    raw = _takes_placeholders(function)
+    names = list(inspect.signature(function).parameters)[1 : len(args) + 1]
+    names += ["*"] * (len(args) - len(names))
+    args = [
+        value if name in raw else await resolve(value)
+        for name, value in zip(names, args, strict=True)
+    ]
+    kwargs = {k: v if k in raw else await resolve(v) for k, v in kwargs.items()}
+    result = function(agent, *args, **kwargs)
+    return await result if type(result) is CoroutineType else result
+
+
+def _takes_placeholders(function: Callable[..., Any]) -> set[str]:
+    return {
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if "Placeholder" in str(parameter.annotation)
+    }
+
+
+def contains_placeholder(value: Any) -> bool:
+    """Whether there is a placeholder anywhere in lists, tuples and dicts."""
+    return bool(find_placeholders(value))

@@ -1,0 +1,509 @@
+"""A worker: holds shards for one run, answers calls in batches, and calls other agents."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from collections import OrderedDict, deque
+from typing import Any
+
+import psutil
+
+from populace._runtime.caller import Caller
+from populace._runtime.cycles import Cycles
+from populace._runtime.kept import Kept, Key
+from populace._runtime.records import Recorder, batch_of
+from populace._runtime.shard import Group, Shard
+from populace.agent import Agent
+from populace.models.client import ModelClient
+from populace.proxy import register_proxies
+from shared.bus import Bus, Message
+from shared.codec import Codec
+from shared.code import CodeLoader
+from shared.errors import BusError, CodecError, InvalidInputError, PopulaceError
+from shared.logs import get_logger
+from shared.messages import batch
+from shared.messages.control import Assignment, OpenShard, ShardOpened, WorkerStats
+from shared.service import serve
+from shared.subjects import Subjects
+
+_log = get_logger(__name__)
+
+_PROGRESS_EVERY = 0.25
+_RETAINED_BYTES = 32 << 20
+_REMEMBERED = 100_000
+_EARLY_FOR = 10.0
+_FREEZE_EVERY = 50_000
+
+CallKey = tuple[str, int]
+"""Caller's inbox and its number of the call."""
+
+
+class Worker:
+    """Serves one run.
+
+    Args:
+        bus: this worker's connection.
+        subjects: the installation's subjects.
+        assignment: which run, under which name.
+        loader: finds the classes of agents.
+        models: through which agents ask language models.
+        call_timeout: bound for the calls that agents make.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        assignment: Assignment,
+        loader: CodeLoader,
+        models: ModelClient,
+        *,
+        call_timeout: float,
+    ) -> None:
+        self.bus = bus
+        self.subjects = subjects
+        self.id = assignment.worker
+        self.run = assignment.run
+        self.seed = assignment.seed
+        self.loader = loader
+        self.models = models
+        self.codec = Codec(loader)
+        self.caller = Caller(bus, self.codec, subjects, self.run, timeout=call_timeout)
+        register_proxies(self.codec, self.caller)
+        self.cycles = Cycles(self)
+        self.waiting = 0
+        """Calls whose coroutine is under way."""
+        self._recorder = Recorder(bus, subjects, self.run, assignment.results_format)
+        self._shards: dict[str, Shard] = {}
+        self._dirty: dict[Group, None] = {}
+        self._flushing = False
+        self._open: dict[CallKey, Group] = {}
+        self._finished: OrderedDict[CallKey, None] = OrderedDict()
+        self._early: dict[Key, list[tuple[str, int]]] = {}
+        self._kept = Kept()
+        self._retained: deque[tuple[str, set[int], bytes]] = deque()
+        self._retained_bytes = 0
+        self._storing: set[asyncio.Task[None]] = set()
+        self._calls = 0
+        self._unfrozen = 0
+
+    async def start(self) -> None:
+        """Begin to listen."""
+        await self.caller.start()
+        await self.models.start()
+        await serve(self.bus, self.subjects.worker(self.id, "open"), OpenShard, self._open_shard)
+        await serve(self.bus, self.subjects.worker(self.id, "stats"), Assignment, self._stats)
+        await self.bus.flush()
+
+    async def stop(self) -> None:
+        """Finish storing records, and fail what is still open."""
+        if self._storing:
+            await asyncio.wait(self._storing, timeout=10)
+        self.caller.close("the worker was stopped")
+        await self.models.close()
+
+    # Control
+    async def _open_shard(self, request: OpenShard) -> ShardOpened:
+        if request.shard in self._shards:
+            raise InvalidInputError(f"the shard {request.shard!r} is open already")
+        cls = None
+        if request.class_path:
+            cls = self.loader.load(request.class_path, Agent, request.folder)
+        shard = Shard(self, request.shard, request.population, cls, request.offset, request.size)
+        self._shards[request.shard] = shard
+        await self.bus.subscribe(
+            self.subjects.run_call(self.run, request.shard),
+            lambda message: self._receive(shard, message),
+        )
+        await self.bus.flush()
+        return ShardOpened(shard=request.shard)
+
+    async def _stats(self, _: Assignment) -> WorkerStats:
+        process = psutil.Process()
+        times = process.cpu_times()
+        return WorkerStats(
+            worker=self.id,
+            run=self.run,
+            pid=os.getpid(),
+            agents=sum(isinstance(a, Agent) for s in self._shards.values() for a in s.agents),
+            shards=len(self._shards),
+            calls=self._calls,
+            waiting=self.waiting,
+            rss=process.memory_info().rss,
+            cpu=times.user + times.system,
+            sent_bytes=self.bus.stats.sent_bytes,
+            received_bytes=self.bus.stats.received_bytes,
+        )
+
+    def open_group(self, inbox: str, number: int) -> Group | None:
+        """A group of calls that isn't answered in full."""
+        return self._open.get((inbox, number))
+
+    def agents_created(self, count: int) -> None:
+        """Tell the garbage collector that these are here to stay, every so many."""
+        self._unfrozen += count
+        if self._unfrozen >= _FREEZE_EVERY:
+            self._unfrozen = 0
+            gc.freeze()
+
+    # Receiving
+    def _receive(self, shard: Shard, message: Message) -> None:
+        references = self.caller.references
+        fields = batch.check(self.codec.unpack(message.data))
+        kind = fields[0]
+        if kind == batch.CALLS:
+            found = self.caller.references != references
+            for columns in fields[2]:
+                self._take_group(shard, fields[1], columns, references=found)
+        elif kind == batch.CANCEL:
+            group = self._open.get((fields[1], fields[2]))
+            if group is not None:
+                every = range(len(group.indexes))
+                positions = every if fields[3] is None else batch.numbers(fields[3])
+                shard.cancel(group, positions)
+        elif kind == batch.FETCH:
+            self._fetch(fields[1], fields[2], tuple(fields[3]), expected=fields[4])
+        elif kind == batch.RECAP:
+            self._recap(fields[1], fields[2])
+        elif kind == batch.PROBE:
+            self.cycles.receive(shard, fields[1], fields[2])
+        else:
+            raise CodecError(f"a message of kind {kind} does not belong to a shard")
+
+    def _take_group(
+        self, shard: Shard, caller: str, columns: list[Any], *, references: bool
+    ) -> None:
+        try:
+            group = Group(shard, caller, columns, references=references)
+        except (PopulaceError, TypeError, ValueError, IndexError) as error:
+            _log.error("a group of calls can't be read", shard=shard.id, error=str(error))
+            if isinstance(columns, list) and columns and isinstance(columns[0], int):
+                described = [type(error).__name__, str(error), ""]
+                self._send(caller, [batch.REFUSED, [[columns[0], described]]])
+            return
+        key = (caller, group.number)
+        if key in self._open or key in self._finished:
+            return  # it was sent twice, since the connection broke
+        self._open[key] = group
+        self._calls += len(group.indexes)
+        if self._early:
+            for early in [k for k in self._early if k[:2] == key]:
+                for asker in self._early.pop(early):
+                    self._wait(group, early[2], asker)
+        shard.take(group)
+
+    # Answering
+    def dirty(self, group: Group) -> None:
+        """Have the group's new answers sent at the end of this tick."""
+        self._dirty[group] = None
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        dirty, self._dirty = self._dirty, {}
+        answers: dict[str, list[Any]] = {}
+        summaries: dict[str, list[Any]] = {}
+        for group in dirty:
+            positions, values, errors = group.positions, group.values, group.errors
+            group.positions, group.values, group.errors = [], [], []
+            if positions:
+                if group.record is not None:
+                    self._record(group, positions, values, errors)
+                if group.waiters:
+                    self._serve_waiters(group, positions, values, errors)
+                if group.partial is not None:
+                    self._summarise(group, positions, values, errors)
+                elif group.keep:
+                    self._answer_or_keep(group, positions, values, errors, answers)
+                else:
+                    answers.setdefault(group.caller, []).append(
+                        self._answer_columns(group, positions, values, errors)
+                    )
+            if group.partial is not None:
+                self._report(group, summaries)
+            if group.left <= 0 and not group.storing:
+                self._finish(group)
+        for caller, rows in answers.items():
+            self._send_answers(caller, rows)
+        for caller, rows in summaries.items():
+            self._send(caller, [batch.SUMMARY, rows], {row[0] for row in rows if row[5]})
+
+    def _finish(self, group: Group) -> None:
+        key = (group.caller, group.number)
+        if self._open.pop(key, None) is not None:
+            self._finished[key] = None
+            while len(self._finished) > _REMEMBERED:
+                self._finished.popitem(last=False)
+
+    @staticmethod
+    def _answer_columns(
+        group: Group, positions: list[int], values: list[Any], errors: list[Any]
+    ) -> list[Any]:
+        group.sequence += 1
+        return [group.number, group.sequence, batch.column(positions), values, errors]
+
+    def _answer_or_keep(
+        self,
+        group: Group,
+        positions: list[int],
+        values: list[Any],
+        errors: list[Any],
+        answers: dict[str, list[Any]],
+    ) -> None:
+        """Keep here what others will ask for; the caller only learns that it is done."""
+        failed = {place: error for place, error in errors}
+        kept: list[int] = []
+        sent: list[tuple[int, Any]] = []
+        for place, position in enumerate(positions):
+            if position not in group.keep:
+                sent.append((place, position))
+                continue
+            outcome, content = batch.OK, values[place]
+            if place in failed:
+                outcome, content = batch.FAILED, failed[place]
+            try:
+                packed = self.codec.pack(content)
+            except CodecError as error:
+                outcome = batch.FAILED
+                packed = self.codec.pack(["CodecError", str(error), ""])
+            self._kept.put((group.caller, group.number, position), outcome, packed)
+            kept.append(position)
+        if kept:
+            self._send(group.caller, [batch.DONE, [[group.number, batch.column(kept)]]],
+                       {group.number})
+        if sent:
+            places = {place: i for i, (place, _) in enumerate(sent)}
+            answers.setdefault(group.caller, []).append(
+                self._answer_columns(
+                    group,
+                    [position for _, position in sent],
+                    [values[place] for place, _ in sent],
+                    [[places[place], error] for place, error in errors if place in places],
+                )
+            )
+
+    def _send_answers(self, caller: str, rows: list[Any]) -> None:
+        """Send answers in one message, or in as many as it takes."""
+        try:
+            data = self.codec.pack([batch.ANSWERS, rows])
+        except CodecError:
+            if len(rows) > 1:
+                for row in rows:
+                    self._send_answers(caller, [row])
+                return
+            self._replace_unpackable(rows[0])
+            data = self.codec.pack([batch.ANSWERS, rows])
+        if len(data) <= self.bus.max_payload:
+            self._send_packed(caller, data, {row[0] for row in rows})
+            return
+        if len(rows) > 1:
+            half = len(rows) // 2
+            self._send_answers(caller, rows[:half])
+            self._send_answers(caller, rows[half:])
+            return
+        self._send_row_apart(caller, rows[0], len(data))
+
+    def _send_row_apart(self, caller: str, row: list[Any], size: int) -> None:
+        number, sequence, positions, values, errors = row
+        if len(values) == 1:
+            reason = f"the answer takes {size} bytes, more than one message may hold"
+            error = ["PayloadTooLargeError", reason, ""]
+            row = [number, sequence, positions, [None], [[0, error]]]
+            self._send_answers(caller, [row])
+            return
+        listed = list(batch.numbers(positions))
+        half = len(listed) // 2
+        # Sequences only have to differ: a half takes a fraction's place.
+        for part, start, stop in ((1, 0, half), (2, half, len(listed))):
+            self._send_answers(
+                caller,
+                [
+                    [
+                        number,
+                        f"{sequence}.{part}",
+                        batch.column(listed[start:stop]),
+                        values[start:stop],
+                        [[p - start, e] for p, e in errors if start <= p < stop],
+                    ]
+                ],
+            )
+
+    def _replace_unpackable(self, row: list[Any]) -> None:
+        """Turn answers that can't travel into errors, each by itself."""
+        values, errors = row[3], row[4]
+        for place, value in enumerate(values):
+            try:
+                self.codec.pack(value)
+            except CodecError as error:
+                values[place] = None
+                errors.append([place, ["CodecError", f"the answer: {error}", ""]])
+
+    def _send(self, inbox: str, message: list[Any], calls: set[int] | None = None) -> None:
+        self._send_packed(inbox, self.codec.pack(message), calls or set())
+
+    def _send_packed(self, inbox: str, data: bytes, calls: set[int]) -> None:
+        try:
+            self.bus.send(inbox, data)
+        except BusError as error:
+            _log.error("answers could not be sent", inbox=inbox, error=str(error))
+        if calls:
+            self._retained.append((inbox, calls, data))
+            self._retained_bytes += len(data)
+            while self._retained_bytes > _RETAINED_BYTES:
+                self._retained_bytes -= len(self._retained.popleft()[2])
+
+    # Summaries and records
+    def _summarise(
+        self, group: Group, positions: list[int], values: list[Any], errors: list[Any]
+    ) -> None:
+        partial = group.partial
+        assert partial is not None
+        if errors:
+            offset = group.shard.offset
+            for place, error in errors:
+                agent = offset + group.indexes[positions[place]]
+                partial.add_failure(error[0], error[1], agent)
+            failed = {place for place, _ in errors}
+            values = [v for place, v in enumerate(values) if place not in failed]
+        partial.add(values)
+
+    def _report(self, group: Group, summaries: dict[str, list[Any]]) -> None:
+        assert group.partial is not None
+        over = group.left <= 0 and not group.storing
+        now = asyncio.get_running_loop().time()
+        if not over and now - group.reported < _PROGRESS_EVERY:
+            return
+        group.reported = now
+        summaries.setdefault(group.caller, []).append(
+            [
+                group.number,
+                group.done,
+                group.failed,
+                group.tokens_total,
+                group.partial.mean,
+                group.partial.pack() if over else None,
+            ]
+        )
+
+    def _record(
+        self, group: Group, positions: list[int], values: list[Any], errors: list[Any]
+    ) -> None:
+        assert group.record is not None
+        offset, indexes = group.shard.offset, group.indexes
+        tokens, group.tokens = group.tokens, []
+        seconds, group.seconds = group.seconds, []
+        group.storing += 1
+        columns = batch_of(
+            round_number=group.round,
+            population=group.shard.population,
+            method=group.method,
+            batch=f"{group.shard.id}/{group.number}/{group.done}",
+            agents=[offset + indexes[p] for p in positions],
+            values=values,
+            errors=[[place, error[0], error[1]] for place, error in errors],
+            tokens=tokens if any(tokens) else None,
+            seconds=[round(s, 4) for s in seconds] if any(seconds) else None,
+            field=group.record.get("field"),
+            backends=sorted(group.backends),
+        )
+        task = asyncio.ensure_future(self._store(group, columns))
+        self._storing.add(task)
+        task.add_done_callback(self._storing.discard)
+
+    async def _store(self, group: Group, columns: dict[str, Any]) -> None:
+        try:
+            await self._recorder.store(columns)
+        except Exception as error:
+            _log.error("records are lost", batch=columns["batch"], error=str(error))
+            described = [type(error).__name__, str(error), ""]
+            self._send(group.caller, [batch.REFUSED, [[group.number, described]]])
+        finally:
+            group.storing -= 1
+            if group.left <= 0 and not group.storing:
+                self.dirty(group)
+
+    # Answers for others
+    def _wait(self, group: Group, position: int, asker: tuple[str, int]) -> None:
+        if group.waiters is None:
+            group.waiters = {}
+        group.waiters.setdefault(position, []).append(asker)
+
+    def _serve_waiters(
+        self, group: Group, positions: list[int], values: list[Any], errors: list[Any]
+    ) -> None:
+        assert group.waiters is not None
+        failed = {place: error for place, error in errors}
+        for place, position in enumerate(positions):
+            for inbox, number in group.waiters.pop(position, ()):
+                if place in failed:
+                    self._send_fetched(inbox, number, batch.FAILED, failed[place])
+                else:
+                    self._send_fetched(inbox, number, batch.OK, values[place])
+
+    def _send_fetched(self, inbox: str, number: int, outcome: int, content: Any) -> None:
+        try:
+            data = self.codec.pack([batch.FETCHED, number, outcome, content])
+            self.bus.send(inbox, data)
+        except (CodecError, BusError) as error:
+            described = [type(error).__name__, str(error), ""]
+            self._send(inbox, [batch.FETCHED, number, batch.FAILED, described])
+
+    def _fetch(self, inbox: str, number: int, key: tuple[Any, ...], *, expected: bool) -> None:
+        """Someone asks for an answer that was made, or is being made, here."""
+        caller, call, position = key
+        held = self._kept.get((caller, call, position))
+        if held is not None:
+            self._send_fetched(inbox, number, held[0], self.codec.unpack(held[1]))
+            return
+        group = self._open.get((caller, call))
+        pending = group is not None and (
+            position >= group.cursor
+            or (group.running is not None and position in group.running)
+            or (group.shard.is_queued(group, position))
+        )
+        if group is not None and pending:
+            self._wait(group, position, (inbox, number))
+            return
+        gone = self._kept.why_gone((caller, call, position))
+        if gone is not None:
+            self._send_fetched(inbox, number, batch.GONE, gone)
+        elif expected and (caller, call) not in self._finished:
+            # The call itself is still on its way here, by another road.
+            early = (caller, call, position)
+            self._early.setdefault(early, []).append((inbox, number))
+            asyncio.get_running_loop().call_later(_EARLY_FOR, self._too_early, early)
+        else:
+            self._send_fetched(inbox, number, batch.ASK_CALLER, None)
+
+    def _too_early(self, key: Key) -> None:
+        for inbox, number in self._early.pop(key, ()):
+            self._send_fetched(inbox, number, batch.ASK_CALLER, None)
+
+    def _recap(self, inbox: str, numbers: list[int]) -> None:
+        """A caller's connection was lost: repeat what it may have missed."""
+        unknown: list[int] = []
+        missing = set()
+        for number in numbers:
+            key = (inbox, number)
+            if key in self._finished:
+                missing.add(number)
+            elif key not in self._open:
+                unknown.append(number)
+        repeat = {n for n in numbers if n not in unknown}
+        for held_inbox, calls, data in list(self._retained):
+            if held_inbox == inbox and calls & repeat:
+                self.bus.send(inbox, data)
+                missing -= calls
+        if unknown:
+            self._send(inbox, [batch.UNKNOWN, unknown])
+        if missing:
+            described = [
+                "placeholder_lost",
+                "the answer was sent while the connection was down, and is kept no more",
+                "",
+            ]
+            self._send(inbox, [batch.REFUSED, [[n, described] for n in missing]])

@@ -1,0 +1,116 @@
+"""Agents: subclass ``Agent``, keep state in attributes, write methods."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from populace._random import AgentRandom, stream_state
+from populace._runtime import driver
+from populace.memory import Memory
+from shared.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from populace._runtime.shard import Shard
+    from populace.models.handle import ModelHandle
+    from populace.world import World
+
+
+class _AgentType(type):
+    """Remembers how an agent was made, so that ``to_dist`` can make it elsewhere."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        agent = super().__call__(*args, **kwargs)
+        agent._made_with = (args, kwargs)
+        return agent
+
+
+class Agent(metaclass=_AgentType):
+    """One member of a population.
+
+    State lives in attributes. Methods, plain or ``async``, are what others call; an agent
+    handles one call at a time, in the order in which a caller made them, so its state never
+    races. Methods whose name begins with an underscore can't be called from outside.
+
+    An agent made in the ordinary way is an ordinary object; ``to_dist`` turns it into a
+    proxy of an agent that lives in a world.
+    """
+
+    __slots__ = ("__dict__", "__weakref__", "_index", "_made_with", "_memory", "_questions", "_random", "_shard")
+
+    _shard: Shard
+    _index: int
+
+    def to_dist(self, world: World) -> Self:
+        """Move the agent into a world; returns a proxy whose methods return placeholders.
+
+        The agent is made anew over there with the arguments of its constructor; what was
+        done to this object since then is not carried over.
+
+        Raises:
+            CodeError: a worker could not import the class.
+        """
+        args, kwargs = self._made_with
+        return world._place(type(self), args, kwargs)  # type: ignore[return-value]
+
+    def _home(self) -> Shard:
+        shard = getattr(self, "_shard", None)
+        if shard is None:
+            raise InvalidInputError(
+                f"this {type(self).__name__} lives in no world yet, so it has no identity, "
+                "random stream or model; use to_dist, or a population"
+            )
+        return shard
+
+    @property
+    def id(self) -> str:
+        """Its name, unique within the run: population and number."""
+        return self._home().agent_name(self._index)
+
+    @property
+    def number(self) -> int:
+        """Its number within its population, from 0."""
+        return self._home().offset + self._index
+
+    @property
+    def round(self) -> int:
+        """The round under way, from 1; 0 outside of rounds."""
+        return self._home().round
+
+    @property
+    def random(self) -> AgentRandom:
+        """Its own random numbers, which follow from (seed, agent, round) alone."""
+        shard = self._home()
+        held = getattr(self, "_random", None)
+        if held is None or held[0] != shard.round:
+            state = stream_state(shard.stream_key, shard.offset + self._index, shard.round)
+            held = self._random = (shard.round, AgentRandom(state))
+        source: AgentRandom = held[1]
+        return source
+
+    @property
+    def memory(self) -> Memory:
+        """What it remembers; goes before each of its prompts."""
+        held = getattr(self, "_memory", None)
+        if held is None:
+            held = self._memory = Memory()
+        return held
+
+    @property
+    def model(self) -> ModelHandle:
+        """The language model that it may ask."""
+        return self._home().worker.models.handle(self)
+
+    def _next_question(self) -> int:
+        """The number of this agent's next question to a model within the round, from 0."""
+        now = self._home().round
+        held = getattr(self, "_questions", None)
+        number = held[1] + 1 if held is not None and held[0] == now else 0
+        self._questions = (now, number)
+        return number
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        """Wait; costs far less than ``asyncio.sleep`` where very many agents wait."""
+        await driver.sleep(seconds)

@@ -1,0 +1,41 @@
+"""The interface of a back end."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+from shared.messages.model import ModelRequest, ModelResponse
+
+
+class Backend(abc.ABC):
+    """Answers prompts. One object serves many requests at once."""
+
+    name: str
+    """Stands in every result: "embedded", "openai:<model>", "scripted"."""
+    slots: int | None = None
+    """Requests that it serves side by side, where it knows; else the setting counts."""
+
+    @abc.abstractmethod
+    async def start(self) -> None:
+        """Get ready.
+
+        Raises:
+            PopulaceError: it can't; one sentence says why.
+        """
+
+    @abc.abstractmethod
+    async def check(self) -> dict[str, Any]:
+        """Reach the model, as cheaply as can be; returns details to show.
+
+        Raises:
+            PopulaceError: it can't be reached; one sentence says why.
+        """
+
+    @abc.abstractmethod
+    async def answer(self, request: ModelRequest) -> ModelResponse:
+        """Answer one prompt. Failures are responses with an error kind, not exceptions."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Let go of connections and memory."""

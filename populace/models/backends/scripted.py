@@ -1,0 +1,103 @@
+"""The scripted back end: no model, but answers that follow from the request's key alone.
+
+For tests and benchmarks. Every result says "scripted".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from populace._random import AgentRandom, mix, stream_key, stream_state
+from populace.models.backends.base import Backend
+from populace.models.structured import fit
+from shared.messages.model import ModelRequest, ModelResponse
+from shared.messages.scenario import ModelSpec, ScriptSpec
+
+_DEPTH = 8
+
+
+class ScriptedBackend(Backend):
+    """Draws a number for each prompt, and fills schemas with draws."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.name = "scripted"
+        self._script = spec.script or ScriptSpec()
+        if spec.concurrency is None:
+            self.slots = 100_000  # it only ever waits
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+    async def check(self) -> dict[str, Any]:
+        """Always at hand."""
+        return {"model": "scripted"}
+
+    async def answer(self, request: ModelRequest) -> ModelResponse:
+        """Answer from (seed, population, agent, round, number of the question)."""
+        script = self._script
+        if script.latency:
+            await asyncio.sleep(script.latency)
+        seed, population, agent, round_number, question = request.key
+        state = stream_state(stream_key(seed, f"model/{population}"), agent, round_number)
+        source = AgentRandom(mix(state + question))
+        if source.random() < script.failures:
+            return ModelResponse(
+                request.number,
+                backend=self.name,
+                error_kind="refused",
+                error="the script had this request fail",
+            )
+        number = round(source.uniform(script.low, script.high), 2)
+        if request.schema is not None:
+            filled = _fill(request.schema, source, number, script, 0)
+            text = json.dumps(filled)
+        else:
+            text = script.text.replace("{number}", f"{number:g}")
+        response = ModelResponse(
+            request.number,
+            text=text,
+            tokens_in=sum(len(str(m.get("content", ""))) for m in request.messages) // 4,
+            tokens_out=max(1, len(text) // 4),
+            backend=self.name,
+        )
+        return fit(response, request.schema)
+
+
+def _fill(
+    schema: dict[str, Any], source: AgentRandom, number: float, script: ScriptSpec, depth: int
+) -> Any:
+    """Something that fits the schema, as far as the common keywords go."""
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("enum"):
+        return source.choice(schema["enum"])
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        kind = kind[0]
+    if kind == "object" or "properties" in schema:
+        if depth > _DEPTH:
+            return {}
+        return {
+            key: _fill(part, source, number, script, depth + 1)
+            for key, part in schema.get("properties", {}).items()
+        }
+    if kind == "array":
+        length = max(1, int(schema.get("minItems", 1)))
+        item = schema.get("items", {})
+        return [_fill(item, source, number, script, depth + 1) for _ in range(length)]
+    if kind in ("number", "integer"):
+        low = schema.get("minimum", schema.get("exclusiveMinimum", script.low))
+        high = schema.get("maximum", schema.get("exclusiveMaximum", script.high))
+        value = number if low <= number <= high else source.uniform(low, high)
+        return round(value) if kind == "integer" else value
+    if kind == "boolean":
+        return source.random() < 0.5
+    if kind == "null":
+        return None
+    text = script.text.replace("{number}", f"{number:g}")
+    return text[: schema["maxLength"]] if "maxLength" in schema else text

@@ -1,0 +1,47 @@
+"""Answers that must fit a JSON schema: parsed and validated, or failed with the text kept."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import jsonschema
+
+from shared.messages.model import ModelResponse
+
+_SHOWN = 200
+
+
+@functools.lru_cache(maxsize=256)
+def _validator(schema: str) -> Any:
+    return jsonschema.Draft202012Validator(json.loads(schema))
+
+
+def schema_problem(schema: dict[str, Any]) -> str | None:
+    """What is wrong with a schema itself, or None."""
+    try:
+        jsonschema.Draft202012Validator.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        return str(error.message)
+    return None
+
+
+def fit(response: ModelResponse, schema: dict[str, Any] | None) -> ModelResponse:
+    """The response with its text parsed, if a schema was asked for; else as it is."""
+    if schema is None or response.error_kind:
+        return response
+    try:
+        data = json.loads(response.text)
+    except ValueError:
+        cut = " (it was cut by the token limit)" if response.finish == "length" else ""
+        response.error_kind = "schema"
+        response.error = f"the answer is not JSON{cut}: {response.text[:_SHOWN]!r}"
+        return response
+    problem = next(_validator(json.dumps(schema, sort_keys=True)).iter_errors(data), None)
+    if problem is not None:
+        response.error_kind = "schema"
+        response.error = f"the answer does not fit: {problem.message[:_SHOWN]}"
+        return response
+    response.data = data
+    return response

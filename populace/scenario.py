@@ -1,0 +1,70 @@
+"""Scenarios: what happens in each round, written as plain async Python."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from populace.population import Population
+
+if TYPE_CHECKING:
+    from populace.agent import Agent
+    from populace.world import World
+
+
+class NoParams(BaseModel):
+    """For scenarios that take no parameters."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Scenario:
+    """Subclass it; the director calls ``setup``, then ``round`` for each round, then ``finish``.
+
+    A class attribute ``Params`` (a pydantic model that forbids extra keys) describes what
+    stands under ``params`` in the scenario file.
+    """
+
+    Params: ClassVar[type[BaseModel]] = NoParams
+
+    def __init__(
+        self, world: World, *, params: BaseModel, seed: int, rounds: int, agents: int
+    ) -> None:
+        self.world = world
+        self.params: Any = params
+        """The file's ``params``, validated."""
+        self.seed = seed
+        self.rounds = rounds
+        self.agents = agents
+        """Number of agents that the file asks for."""
+        self.random = random.Random(f"scenario/{seed}")  # noqa: S311 - reproducible on purpose
+        """The scenario's own random numbers, from the seed."""
+        self._recorded: dict[str, Any] = {}
+
+    async def setup(self) -> None:
+        """Make populations, before the first round."""
+
+    async def round(self, n: int) -> None:
+        """Play round n, from 1."""
+        raise NotImplementedError(f"{type(self).__name__} has no method 'round'")
+
+    async def finish(self) -> None:
+        """Tidy up or record last things, after the last round."""
+
+    async def population(
+        self, cls: type[Agent], *args: Any, count: int | None = None, name: str | None = None,
+        **kwargs: Any,
+    ) -> Population:
+        """Make a population; default: as many agents as the scenario file asks for.
+
+        See ``World.population`` for the arguments and errors.
+        """
+        return await self.world.population(
+            cls, *args, count=count or self.agents, name=name, **kwargs
+        )
+
+    def record(self, **values: Any) -> None:
+        """Note what this round came to; it stands in the round's row of the results."""
+        self._recorded.update(values)

@@ -1,0 +1,1 @@
+"""A stack: the processes that the scripts start on one machine, and their records."""

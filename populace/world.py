@@ -1,0 +1,550 @@
+"""Worlds: where agents live. ``connect()`` to the services, or ``local()`` in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from populace._runtime.caller import Caller, Column
+from populace._runtime.shard import CREATE
+from populace._runtime.worker import Worker
+from populace.agent import Agent
+from populace.answers import Answers
+from populace.errors import AgentError, PlacementError, error_from_wire
+from populace.models.client import DirectModels
+from populace.population import Population
+from populace.proxy import AgentProxy, register_proxies
+from populace.stack.state import broker_url
+from shared.bus import Bus, MemoryBroker, Message, NatsBus
+from shared.code import CodeLoader, LocalLoader, import_path
+from shared.codec import Codec, from_public
+from shared.errors import BusError, InvalidInputError, NoRespondersError, RemoteError
+from shared.ids import check_token, new_id
+from shared.logs import get_logger
+from shared.messages.control import (
+    AcquiredWorkers,
+    AcquireWorkers,
+    Assignment,
+    HostInfo,
+    Lease,
+    LeaseRenewed,
+    OpenShard,
+    PlacedShard,
+    Placement,
+    Released,
+    ReleaseWorkers,
+    ShardOpened,
+    WorkerEnded,
+    WorkerStats,
+)
+from shared.messages.model import pool_name
+from shared.messages.scenario import ModelSpec
+from shared.service import ask, serve
+from shared.settings import Settings, load_settings
+
+_log = get_logger(__name__)
+
+SINGLE = "single"
+"""Name of the population that agents made one by one belong to."""
+
+HOST_TTL = 4.0
+"""Seconds after which a host that says nothing is no longer listed."""
+_LEASE_EVERY = 0.5
+_LEASE_MISSES = 3
+_ACQUIRE_TIMEOUT = 60.0
+_PATIENCE = 10.0
+
+
+class _Workers:
+    """The worker processes of one run on all hosts; keeps them alive by its lease."""
+
+    def __init__(self, bus: Bus, settings: Settings, run: str) -> None:
+        self._bus = bus
+        self._settings = settings
+        self._subjects = settings.subjects
+        self._run = run
+        self.hosts: dict[str, list[str]] = {}
+        """Host to the workers that it gave."""
+        self._lease: asyncio.Task[None] | None = None
+        self._on_lost: Any = None
+
+    async def acquire(
+        self,
+        count: int | None,
+        at_most: int | None,
+        request: AcquireWorkers,
+        on_lost: Any,
+    ) -> list[tuple[str, str]]:
+        """Get workers; returns (worker, host) of each.
+
+        Raises:
+            PlacementError: there is no host, or not enough room.
+        """
+        self._on_lost = on_lost
+        await self._bus.subscribe(self._subjects.run_workers(self._run), self._ended)
+        shares = _divide(await self._find_hosts(), count, at_most)
+        asked = [
+            ask(
+                self._bus,
+                self._subjects.host(host, "acquire"),
+                request.model_copy(update={"count": share}),
+                AcquiredWorkers,
+                timeout=_ACQUIRE_TIMEOUT,
+                patience=5.0,
+            )
+            for host, share in shares.items()
+        ]
+        try:
+            given = await asyncio.gather(*asked)
+        except (RemoteError, BusError) as error:
+            await self._release(list(shares))
+            raise PlacementError(f"no workers for the run: {error}") from error
+        for host, reply in zip(shares, given, strict=True):
+            self.hosts[host] = reply.workers
+        self._lease = asyncio.ensure_future(self._keep_lease())
+        return [(worker, host) for host, workers in self.hosts.items() for worker in workers]
+
+    async def _find_hosts(self) -> list[HostInfo]:
+        bucket = await self._bus.bucket(self._subjects.bucket_hosts, ttl=HOST_TTL)
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            entries = await bucket.entries()
+            if entries:
+                hosts = [HostInfo.model_validate(from_public(e.value)) for e in entries]
+                return sorted(hosts, key=lambda h: h.host)
+            if time.monotonic() > deadline:
+                raise PlacementError(
+                    "no agent host is up; start one with 'populace up' (or python -m agent_host)"
+                )
+            await asyncio.sleep(0.1)
+
+    def _ended(self, message: Message) -> None:
+        ended = WorkerEnded.model_validate(from_public(message.data))
+        self._lose(ended.host, [ended.worker], ended.reason)
+
+    def _lose(self, host: str, workers: list[str], reason: str) -> None:
+        held = self.hosts.get(host, [])
+        lost = [w for w in workers if w in held]
+        self.hosts[host] = [w for w in held if w not in lost]
+        for worker in lost:
+            _log.error("a worker is lost", worker=worker, host=host, reason=reason)
+            self._on_lost(worker, f"the worker {worker} on {host} is gone: {reason}")
+
+    async def _keep_lease(self) -> None:
+        misses: dict[str, int] = {}
+        while True:
+            await asyncio.sleep(_LEASE_EVERY)
+            await asyncio.gather(*(self._renew(host, misses) for host in list(self.hosts)))
+
+    async def _renew(self, host: str, misses: dict[str, int]) -> None:
+        if not self.hosts[host]:
+            return
+        try:
+            reply = await ask(
+                self._bus,
+                self._subjects.host(host, "lease"),
+                Lease(run=self._run, owner=self._bus.process),
+                LeaseRenewed,
+                timeout=1.0,
+            )
+        except RemoteError as error:
+            self._lose(host, self.hosts[host], str(error))
+        except BusError as error:
+            if not self._bus.connected:
+                return  # our own connection is down: the host is not to blame
+            misses[host] = misses.get(host, 0) + (2 if isinstance(error, NoRespondersError) else 1)
+            if misses[host] >= _LEASE_MISSES:
+                self._lose(host, self.hosts[host], "its host does not answer")
+        else:
+            misses[host] = 0
+            gone = [w for w in self.hosts[host] if w not in reply.workers]
+            self._lose(host, gone, "its process ended")
+
+    async def _release(self, hosts: list[str]) -> None:
+        for host in hosts:
+            with contextlib.suppress(BusError, RemoteError):
+                await ask(
+                    self._bus,
+                    self._subjects.host(host, "release"),
+                    ReleaseWorkers(run=self._run),
+                    Released,
+                    timeout=10,
+                )
+
+    async def release(self) -> None:
+        """Give all workers back."""
+        if self._lease is not None:
+            self._lease.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._lease
+        hosts, self.hosts = list(self.hosts), {}
+        await self._release(hosts)
+
+
+def _divide(hosts: list[HostInfo], count: int | None, at_most: int | None) -> dict[str, int]:
+    """How many workers each host gives."""
+    offers = {h.host: (h.per_run if count is None else h.free) for h in hosts}
+    offers = {h.host: min(offers[h.host], h.free) for h in hosts if min(offers[h.host], h.free) > 0}
+    room = sum(offers.values())
+    wanted = room if count is None else count
+    if at_most is not None:
+        wanted = min(wanted, at_most)
+    if not offers or wanted > room:
+        names = ", ".join(f"{h.host}: {h.free}" for h in hosts)
+        raise PlacementError(
+            f"{max(wanted, 1)} workers were asked for, but the hosts have room for {room} ({names})"
+        )
+    shares = dict.fromkeys(offers, 0)
+    while wanted > 0:  # one each in turn, so that a run spreads over the hosts
+        for host in shares:
+            if wanted > 0 and shares[host] < offers[host]:
+                shares[host] += 1
+                wanted -= 1
+    return {host: share for host, share in shares.items() if share}
+
+
+class World:
+    """Holds the agents of one run; made by ``connect()`` or ``local()``."""
+
+    def __init__(self, bus: Bus, settings: Settings, loader: CodeLoader, run: str, seed: int,
+                 call_timeout: float) -> None:
+        self._bus = bus
+        self._settings = settings
+        self._subjects = settings.subjects
+        self._loader = loader
+        self._codec = Codec(loader)
+        self._caller = Caller(bus, self._codec, self._subjects, run, timeout=call_timeout)
+        register_proxies(self._codec, self._caller)
+        self._workers: list[tuple[str, str]] = []
+        self._pool: _Workers | None = None
+        self._local: list[Worker] = []
+        self._shards_of: dict[str, list[str]] = {}
+        self._names: set[str] = {SINGLE}
+        self._singles = 0
+        self._creations: set[asyncio.Task[None]] = set()
+        self._records = False
+        self._recorded: list[Answers[Any]] = []
+        self.run = run
+        """Name of the run."""
+        self.seed = seed
+        """What all random streams of its agents follow from."""
+        self.lost: list[str] = []
+        """Why workers were lost, if any were."""
+
+    # Opening and closing
+    async def _open_distributed(
+        self,
+        workers: int | None,
+        at_most: int | None,
+        models: dict[str, ModelSpec],
+        folders: list[str],
+        results_format: str,
+        call_timeout: float | None,
+    ) -> None:
+        await self._caller.start()
+        if models:
+            pools = await self._bus.bucket(self._subjects.bucket_pools)
+            for spec in models.values():
+                await pools.put(pool_name(spec), spec.model_dump_json().encode())
+        self._pool = _Workers(self._bus, self._settings, self.run)
+        request = AcquireWorkers(
+            run=self.run,
+            count=1,
+            seed=self.seed,
+            folders=folders,
+            models=models,
+            results_format=results_format,
+            call_timeout=call_timeout,
+        )
+        self._workers = await self._pool.acquire(workers, at_most, request, self._worker_lost)
+        await asyncio.gather(*(self._open_single_shard(w) for w, _ in self._workers))
+
+    async def _open_local(self, broker: MemoryBroker, models: DirectModels, workers: int,
+                          results_format: str) -> None:
+        await self._caller.start()
+        for _ in range(workers):
+            bus = broker.connect(new_id("w"))
+            assignment = Assignment(
+                worker=bus.process,
+                host="local",
+                run=self.run,
+                seed=self.seed,
+                results_format=results_format,
+            )
+            worker = Worker(
+                bus,
+                self._subjects,
+                assignment,
+                self._loader,
+                models,
+                call_timeout=self._caller.timeout,
+            )
+            await worker.start()
+            self._local.append(worker)
+            self._workers.append((bus.process, "local"))
+        await asyncio.gather(*(self._open_single_shard(w) for w, _ in self._workers))
+
+    async def _open_single_shard(self, worker: str) -> None:
+        await self._open_shard(
+            worker, OpenShard(shard=f"{worker}-{SINGLE}", population=SINGLE)
+        )
+
+    async def _open_shard(self, worker: str, request: OpenShard) -> None:
+        self._shards_of.setdefault(worker, []).append(request.shard)
+        await ask(
+            self._bus,
+            self._subjects.worker(worker, "open"),
+            request,
+            ShardOpened,
+            timeout=30,
+            patience=_PATIENCE,
+        )
+
+    def _worker_lost(self, worker: str, reason: str) -> None:
+        self.lost.append(reason)
+        self._caller.shards_lost(self._shards_of.get(worker, []), reason)
+
+    async def _close(self) -> None:
+        self._caller.close("the world is closed")
+        for task in self._creations:
+            task.cancel()
+        if self._pool is not None:
+            await self._pool.release()
+        for worker in self._local:
+            await worker.stop()
+            await worker.bus.drain()
+        await self._bus.drain()
+
+    # Agents
+    def _path(self, cls: type[Agent]) -> tuple[str, str | None]:
+        path = self._loader.path_of(cls)
+        if self._loader.is_installed(path):
+            return path, None
+        folder = import_path(cls)[1]
+        return path, None if folder is None else str(folder)
+
+    def _place(self, cls: type[Agent], args: tuple[Any, ...], kwargs: dict[str, Any]) -> AgentProxy:
+        """Make one agent, on the next worker in turn."""
+        where = self._path(cls)
+        worker = self._workers[self._singles % len(self._workers)][0]
+        shard = f"{worker}-{SINGLE}"
+        number = self._singles
+        self._singles += 1
+        label = f"{SINGLE}/{number}"
+        made = self._caller.call(shard, number, label, CREATE, args, kwargs, class_path=where)
+        task = asyncio.ensure_future(self._watch_creation(made, cls))
+        self._creations.add(task)
+        task.add_done_callback(self._creations.discard)
+        return AgentProxy(self._caller, shard, number, label, cls)
+
+    @staticmethod
+    async def _watch_creation(made: Any, cls: type) -> None:
+        # Calls to the agent carry the same error, so here it is only made visible early.
+        try:
+            await made
+        except AgentError as error:
+            if error.kind != "closed":
+                _log.warning("an agent could not be created", agent_class=cls.__name__,
+                             error=f"{error.kind}: {error.message}")
+
+    async def population(
+        self, cls: type[Agent], *args: Any, count: int, name: str | None = None, **kwargs: Any
+    ) -> Population:
+        """Make a population of ``count`` agents, divided over all workers.
+
+        Args:
+            cls: class of the agents.
+            args: for its constructor; ``each(values)`` gives every agent a value of its own.
+            count: number of agents.
+            name: unique within the run; default: the class's name in lower case.
+            kwargs: for its constructor, likewise.
+
+        Raises:
+            AgentError: a constructor raised; the first such agent is named.
+            CodeError: the workers can't import the class.
+            InvalidInputError: a name or number that can't be used.
+        """
+        if count < 1:
+            raise InvalidInputError(f"a population needs at least 1 agent, not {count}")
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Column) and len(value.values) != count:
+                raise InvalidInputError(f"each() holds {len(value.values)} values, not {count}")
+        name = self._free_name(name or cls.__name__.lower())
+        path, folder = self._path(cls)
+        shards = self._divide_agents(name, count)
+        try:
+            await asyncio.gather(
+                *(
+                    self._open_shard(
+                        s.worker,
+                        OpenShard(
+                            shard=s.shard,
+                            population=name,
+                            class_path=path,
+                            folder=folder,
+                            offset=s.offset,
+                            size=s.size,
+                        ),
+                    )
+                    for s in shards
+                )
+            )
+        except RemoteError as error:
+            raise InvalidInputError(f"the population {name!r} can't be made: {error}") from None
+        placement = Placement(population=name, shards=shards)
+        bucket = await self._bus.bucket(self._subjects.bucket_placement)
+        await bucket.put(f"{self.run}.{name}", placement.model_dump_json().encode())
+        made = Population(self, cls, name, shards)
+        created = Answers[Any](made, CREATE, args, kwargs, timeout=None, record=None)
+        summary = await created.reduce("mean")
+        if summary.failed:
+            if created.lost:
+                raise error_from_wire(name, CREATE, created.lost[0][2])
+            kind, _, message = summary.failure_example.partition(": ")
+            raise AgentError(
+                f"{name} ({summary.failed} of {count} agents)", "__init__", kind, message
+            )
+        return made
+
+    def _free_name(self, name: str) -> str:
+        check_token(name, "the population's name")
+        if name in self._names:
+            raise InvalidInputError(
+                f"the run has a population named {name!r} already; give this one a name"
+            )
+        self._names.add(name)
+        return name
+
+    def _divide_agents(self, name: str, count: int) -> list[PlacedShard]:
+        """Slices as even as can be; nobody is left over."""
+        base, extra = divmod(count, len(self._workers))
+        shards: list[PlacedShard] = []
+        offset = 0
+        for i, (worker, host) in enumerate(self._workers):
+            size = base + (1 if i < extra else 0)
+            if size:
+                shard = f"{name}-{i}"
+                shards.append(
+                    PlacedShard(shard=shard, worker=worker, host=host, offset=offset, size=size)
+                )
+            offset += size
+        return shards
+
+    async def worker_stats(self) -> list[WorkerStats]:
+        """What each worker counts: agents, calls, memory, CPU seconds."""
+        return list(
+            await asyncio.gather(
+                *(
+                    ask(
+                        self._bus,
+                        self._subjects.worker(worker, "stats"),
+                        Assignment(worker=worker, host=host, run=self.run),
+                        WorkerStats,
+                    )
+                    for worker, host in self._workers
+                )
+            )
+        )
+
+
+@contextlib.asynccontextmanager
+async def connect(
+    url: str | None = None,
+    *,
+    workers: int | None = None,
+    seed: int = 0,
+    models: dict[str, ModelSpec] | None = None,
+    settings: Settings | None = None,
+) -> AsyncIterator[World]:
+    """A world whose agents live in the workers of running services.
+
+    Args:
+        url: the broker; default: ``POPULACE_NATS_URL``, else the stack started here.
+        workers: worker processes to get; default: what the hosts offer.
+        seed: what the agents' random streams follow from.
+        models: the language models that agents may ask, by name.
+        settings: default: from the environment.
+
+    Raises:
+        BusUnavailableError: no broker answers.
+        PlacementError: no host offers workers.
+    """
+    settings = settings or load_settings()
+    async with open_world(
+        settings,
+        url or broker_url(settings),
+        run=new_id("session"),
+        seed=seed,
+        workers=workers,
+        models=models or {},
+    ) as world:
+        yield world
+
+
+@contextlib.asynccontextmanager
+async def open_world(
+    settings: Settings,
+    url: str,
+    *,
+    run: str,
+    seed: int,
+    workers: int | None = None,
+    at_most: int | None = None,
+    models: dict[str, ModelSpec] | None = None,
+    folders: list[str] | None = None,
+    results_format: str = "msgpack",
+    call_timeout: float | None = None,
+) -> AsyncIterator[World]:
+    """A world for a run of a given name; what the director uses. See ``connect``."""
+    bus = await NatsBus.connect(settings, url, process=new_id("owner"))
+    loader = CodeLoader.from_settings(settings)
+    timeout = call_timeout or settings.call_timeout
+    world = World(bus, settings, loader, run, seed, timeout)
+    try:
+        for folder in folders or []:
+            loader.add_folder(folder)
+        await world._open_distributed(
+            workers, at_most, models or {}, folders or [], results_format, call_timeout
+        )
+        yield world
+    finally:
+        await world._close()
+
+
+@contextlib.asynccontextmanager
+async def local(
+    *,
+    workers: int = 1,
+    seed: int = 0,
+    models: dict[str, ModelSpec] | None = None,
+    settings: Settings | None = None,
+    broker: MemoryBroker | None = None,
+    run: str | None = None,
+    results_format: str = "msgpack",
+) -> AsyncIterator[World]:
+    """A world within this process: no broker, no services, the same meaning.
+
+    Args:
+        workers: workers to divide agents over; all share this process's one thread.
+        seed: what the agents' random streams follow from.
+        models: the language models that agents may ask, by name; default: the embedded one.
+        settings: default: from the environment.
+        broker: an in-memory broker to share with others.
+        run: a name for the run; default: a fresh one.
+        results_format: of the result stream, "msgpack" or "json".
+    """
+    settings = settings or load_settings()
+    broker = broker or MemoryBroker()
+    bus = broker.connect(new_id("owner"))
+    direct = DirectModels(models or {"default": ModelSpec()}, settings)
+    world = World(
+        bus, settings, LocalLoader(), run or new_id("session"), seed, settings.call_timeout
+    )
+    try:
+        await world._open_local(broker, direct, workers, results_format)
+        yield world
+    finally:
+        await world._close()
