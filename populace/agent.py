@@ -37,7 +37,16 @@ class Agent(metaclass=_AgentType):
     proxy of an agent that lives in a world.
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_index", "_made_with", "_memory", "_questions", "_random", "_shard")
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_index",
+        "_made_with",
+        "_memory",
+        "_questions",
+        "_random",
+        "_shard",
+    )
 
     _shard: Shard
     _index: int

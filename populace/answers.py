@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -121,6 +122,7 @@ class Answers(Generic[T]):
         self._batches: list[AnswerBatch] = []
         self._answered = bytearray()
         self._failed = 0
+        self._failures: Counter[str] = Counter()
         self.lost: list[tuple[int, int, WireError]] = []
         """Slices (first agent, number of agents, error) whose worker did not answer for them."""
         for value in (*args, *kwargs.values()):
@@ -180,6 +182,7 @@ class Answers(Generic[T]):
         for agent in agents:
             self._answered[agent] = 1
         self._failed += len(found)
+        self._failures.update(error[0] for _, error in errors)
         self._batches.append(AnswerBatch(agents, values, found))
         self._count(len(values))
 
@@ -334,8 +337,9 @@ class Reduction:
         answers = self.answers
         if answers._partial is None:  # asked for when the calls were out already
             async for part in answers.batches():
-                good = [v for a, v in zip(part.agents, part.values, strict=True)
-                        if a not in part.errors]
+                good = [
+                    v for a, v in zip(part.agents, part.values, strict=True) if a not in part.errors
+                ]
                 self._partial.add(good)
                 for agent, error in part.errors.items():
                     self._partial.add_failure(error.kind, error.message, agent)
@@ -355,5 +359,3 @@ def each(values: Sequence[Any]) -> Any:
         values: as many as there are agents, in their order.
     """
     return Column(values)
-
-

@@ -32,6 +32,8 @@ __all__ = [
     "error_to_wire",
 ]
 
+_PASSED_ON = "from "
+
 WireError = list[Any]
 """An error on the wire: kind, message, traceback (may be empty)."""
 
@@ -133,5 +135,8 @@ def error_to_wire(error: BaseException, trace: str) -> WireError:
         return [error.kind, str(error), ""]
     if isinstance(error, AgentError):
         # Passed on by an agent that had called another: keep what the first one said.
-        return [error.kind, f"{error.agent}.{error.method}: {error.message}", error.remote_traceback]
+        text = error.message
+        if not text.startswith(_PASSED_ON) and not isinstance(error, CallCycleError):
+            text = f"{_PASSED_ON}{error.agent}.{error.method}: {text}"
+        return [error.kind, text, error.remote_traceback]
     return [type(error).__name__, str(error), trace]

@@ -45,9 +45,9 @@ class AgentProxy:
         return method
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, AgentProxy)
-            and (self._shard, self._index) == (other._shard, other._index)
+        return isinstance(other, AgentProxy) and (self._shard, self._index) == (
+            other._shard,
+            other._index,
         )
 
     def __hash__(self) -> int:

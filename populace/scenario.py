@@ -54,7 +54,11 @@ class Scenario:
         """Tidy up or record last things, after the last round."""
 
     async def population(
-        self, cls: type[Agent], *args: Any, count: int | None = None, name: str | None = None,
+        self,
+        cls: type[Agent],
+        *args: Any,
+        count: int | None = None,
+        name: str | None = None,
         **kwargs: Any,
     ) -> Population:
         """Make a population; default: as many agents as the scenario file asks for.

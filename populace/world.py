@@ -44,6 +44,7 @@ from shared.messages.model import pool_name
 from shared.messages.scenario import ModelSpec
 from shared.service import ask, serve
 from shared.settings import Settings, load_settings
+from shared.streams import ensure_streams
 
 _log = get_logger(__name__)
 
@@ -209,8 +210,15 @@ def _divide(hosts: list[HostInfo], count: int | None, at_most: int | None) -> di
 class World:
     """Holds the agents of one run; made by ``connect()`` or ``local()``."""
 
-    def __init__(self, bus: Bus, settings: Settings, loader: CodeLoader, run: str, seed: int,
-                 call_timeout: float) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        settings: Settings,
+        loader: CodeLoader,
+        run: str,
+        seed: int,
+        call_timeout: float,
+    ) -> None:
         self._bus = bus
         self._settings = settings
         self._subjects = settings.subjects
@@ -245,6 +253,7 @@ class World:
         call_timeout: float | None,
     ) -> None:
         await self._caller.start()
+        await ensure_streams(self._bus, self._subjects)
         if models:
             pools = await self._bus.bucket(self._subjects.bucket_pools)
             for spec in models.values():
@@ -262,9 +271,11 @@ class World:
         self._workers = await self._pool.acquire(workers, at_most, request, self._worker_lost)
         await asyncio.gather(*(self._open_single_shard(w) for w, _ in self._workers))
 
-    async def _open_local(self, broker: MemoryBroker, models: DirectModels, workers: int,
-                          results_format: str) -> None:
+    async def _open_local(
+        self, broker: MemoryBroker, models: DirectModels, workers: int, results_format: str
+    ) -> None:
         await self._caller.start()
+        await ensure_streams(self._bus, self._subjects)
         for _ in range(workers):
             bus = broker.connect(new_id("w"))
             assignment = Assignment(
@@ -288,9 +299,7 @@ class World:
         await asyncio.gather(*(self._open_single_shard(w) for w, _ in self._workers))
 
     async def _open_single_shard(self, worker: str) -> None:
-        await self._open_shard(
-            worker, OpenShard(shard=f"{worker}-{SINGLE}", population=SINGLE)
-        )
+        await self._open_shard(worker, OpenShard(shard=f"{worker}-{SINGLE}", population=SINGLE))
 
     async def _open_shard(self, worker: str, request: OpenShard) -> None:
         self._shards_of.setdefault(worker, []).append(request.shard)
@@ -347,8 +356,11 @@ class World:
             await made
         except AgentError as error:
             if error.kind != "closed":
-                _log.warning("an agent could not be created", agent_class=cls.__name__,
-                             error=f"{error.kind}: {error.message}")
+                _log.warning(
+                    "an agent could not be created",
+                    agent_class=cls.__name__,
+                    error=f"{error.kind}: {error.message}",
+                )
 
     async def population(
         self, cls: type[Agent], *args: Any, count: int, name: str | None = None, **kwargs: Any

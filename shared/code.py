@@ -144,8 +144,11 @@ class CodeLoader:
         module_name, colon, attributes = path.partition(":")
         if not colon:
             module_name, _, attributes = path.rpartition(".")
-        if not module_name or not attributes or not attributes.isidentifier() and not all(
-            part.isidentifier() for part in attributes.split(".")
+        if (
+            not module_name
+            or not attributes
+            or not attributes.isidentifier()
+            and not all(part.isidentifier() for part in attributes.split("."))
         ):
             raise CodeError(f"{path!r} is not an import path; write it as 'module:Class'")
         self._check_allowed(module_name, path)

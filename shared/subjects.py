@@ -69,6 +69,16 @@ class Subjects:
         """Control requests to one worker: open a shard, count agents."""
         return f"{self.prefix}.worker.{worker}.{verb}"
 
+    @staticmethod
+    def service_ping(name: str) -> str:
+        """NATS's own service protocol: every instance of the service answers."""
+        return f"$SRV.PING.{name}"
+
+    @staticmethod
+    def service_stats(name: str) -> str:
+        """NATS's own service protocol: counters of every instance."""
+        return f"$SRV.STATS.{name}"
+
     # Models
     def model_queue(self, pool: str = "*") -> str:
         """The work queue of a pool of equal model endpoints. Captured by a stream."""

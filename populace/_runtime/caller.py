@@ -682,9 +682,7 @@ class Caller:
             True,
         )
         if (reason := self._refusal(placeholder.shard)) is not None:
-            placeholder._set_error(
-                error_from_wire(placeholder.label, placeholder.method, reason)
-            )
+            placeholder._set_error(error_from_wire(placeholder.label, placeholder.method, reason))
             return
         self._calls += 1
         number = self._calls
@@ -713,9 +711,7 @@ class Caller:
         if outcome == batch.OK:
             placeholder._set_value(content)
         elif outcome == batch.FAILED:
-            placeholder._set_error(
-                error_from_wire(placeholder.label, placeholder.method, content)
-            )
+            placeholder._set_error(error_from_wire(placeholder.label, placeholder.method, content))
         else:
             reason = content or "its worker does not know of it"
             placeholder._set_error(

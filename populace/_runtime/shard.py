@@ -346,7 +346,11 @@ class Shard:
     def _create(self, group: Group, start: int, stop: int) -> None:
         try:
             path = group.options.get("class")
-            cls = self.cls if path is None else self.worker.loader.load(path, Agent, group.options.get("folder"))
+            cls = (
+                self.cls
+                if path is None
+                else self.worker.loader.load(path, Agent, group.options.get("folder"))
+            )
             if cls is None:
                 raise CodeError("the class of a single agent was not named")
         except CodeError as error:

@@ -273,8 +273,9 @@ class Worker:
             self._kept.put((group.caller, group.number, position), outcome, packed)
             kept.append(position)
         if kept:
-            self._send(group.caller, [batch.DONE, [[group.number, batch.column(kept)]]],
-                       {group.number})
+            self._send(
+                group.caller, [batch.DONE, [[group.number, batch.column(kept)]]], {group.number}
+            )
         if sent:
             places = {place: i for i, (place, _) in enumerate(sent)}
             answers.setdefault(group.caller, []).append(

@@ -151,9 +151,7 @@ class QueuedModels(ModelClient):
         self._tasks: set[asyncio.Task[None]] = set()
         self._pool_of = {name: pool_name(spec) for name, spec in models.items()}
         self._per_message = {
-            pool_name(spec): (
-                _PER_MESSAGE_SCRIPTED if spec.backend == "scripted" else _PER_MESSAGE
-            )
+            pool_name(spec): (_PER_MESSAGE_SCRIPTED if spec.backend == "scripted" else _PER_MESSAGE)
             for spec in models.values()
         }
 
@@ -230,7 +228,10 @@ class QueuedModels(ModelClient):
                     # A full queue is back-pressure; a broker that is away comes back.
                     _log.warning("prompts wait to be queued", pool=pool, error=str(error))
                     last = str(error)
-                if asyncio.get_running_loop().time() > deadline or len(data) > self._bus.max_payload:
+                if (
+                    asyncio.get_running_loop().time() > deadline
+                    or len(data) > self._bus.max_payload
+                ):
                     break
                 await asyncio.sleep(_FULL_PAUSE)
         for request in requests:

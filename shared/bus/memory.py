@@ -532,7 +532,11 @@ class MemoryBus(Bus):
                     yield None
 
     async def bucket(
-        self, name: str, *, ttl: float = 0.0, history: int = 1  # noqa: ARG002
+        self,
+        name: str,
+        *,
+        ttl: float = 0.0,
+        history: int = 1,  # noqa: ARG002
     ) -> KeyValue:
         """See ``Bus.bucket``."""
         return self.broker.buckets.setdefault(name, _MemoryBucket(ttl))

@@ -222,4 +222,3 @@ class ControlReply(BaseModel):
     """What became of it."""
 
     state: RunState | None = None
-    error: str | None = None

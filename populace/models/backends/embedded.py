@@ -64,7 +64,9 @@ class EmbeddedBackend(Backend):
         try:
             import xllamacpp
         except ImportError as error:
-            raise PopulaceError(f"the embedded model needs xllamacpp: {error}; {_INSTALL}") from None
+            raise PopulaceError(
+                f"the embedded model needs xllamacpp: {error}; {_INSTALL}"
+            ) from None
         params = xllamacpp.CommonParams()
         params.model.path = str(self._weights)
         params.hostnames = ["127.0.0.1"]

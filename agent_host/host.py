@@ -1,0 +1,298 @@
+"""The host's work: a pool of worker processes, given to runs and taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+
+import psutil
+
+from agent_host.worker import READY
+from populace.world import HOST_TTL
+from shared import __version__
+from shared.codec import pack_plain
+from shared.errors import BusError, InvalidInputError, PopulaceError
+from shared.ids import new_id
+from shared.logs import get_logger
+from shared.messages.control import (
+    AcquiredWorkers,
+    AcquireWorkers,
+    Assignment,
+    HostInfo,
+    Lease,
+    LeaseRenewed,
+    Released,
+    ReleaseWorkers,
+    WorkerEnded,
+)
+from shared.service import ServiceContext, serve
+
+_log = get_logger(__name__)
+
+_HEARTBEAT = 1.0
+_LEASE = 15.0
+"""Seconds after which workers end whose run's owner gave no sign of life."""
+_READY_WITHIN = 45.0
+_STOP_WITHIN = 6.0
+
+
+@dataclass(eq=False)
+class _Process:
+    """A worker process."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    run: str | None = None
+    watch: asyncio.Task[None] | None = None
+    released: bool = False
+
+
+@dataclass
+class _Run:
+    """A run that has workers here."""
+
+    workers: list[_Process] = field(default_factory=list)
+    heard: float = field(default_factory=time.monotonic)
+
+
+class Host:
+    """Owns this machine's worker processes."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._bus = context.bus
+        self._settings = context.settings
+        self._subjects = context.settings.subjects
+        self.name = context.settings.host
+        self._per_run = context.settings.workers or context.settings.cores
+        self._spare: list[_Process] = []
+        self._runs: dict[str, _Run] = {}
+        self._since = time.time()
+        self._closing = False
+
+    def info(self) -> HostInfo:
+        """What the host says of itself."""
+        busy = sum(len(run.workers) for run in self._runs.values())
+        return HostInfo(
+            host=self.name,
+            address=socket.gethostname(),
+            cores=self._settings.cores,
+            memory=psutil.virtual_memory().total,
+            load=psutil.cpu_percent() / 100,
+            workers=busy,
+            free=max(0, self._settings.max_workers - busy),
+            per_run=self._per_run,
+            since=self._since,
+            version=__version__,
+        )
+
+    # Processes
+    async def _spawn(self) -> _Process:
+        name = new_id("w")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "agent_host.worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "POPULACE_NATS_URL": self._context.settings.nats_url or ""}
+            if self._context.settings.nats_url
+            else None,
+        )
+        made = _Process(name, process)
+        made.watch = asyncio.ensure_future(self._watch(made))
+        return made
+
+    async def _watch(self, worker: _Process) -> None:
+        """Say so when a worker ends that nobody ended."""
+        code = await worker.process.wait()
+        if worker in self._spare:
+            self._spare.remove(worker)
+        run = self._runs.get(worker.run or "")
+        if run is None or worker.released:
+            return
+        run.workers.remove(worker)
+        reason = f"killed by signal {-code}" if code < 0 else f"it exited with code {code}"
+        _log.error("a worker ended", worker=worker.name, run=worker.run, reason=reason)
+        ended = WorkerEnded(run=worker.run or "", worker=worker.name, host=self.name, reason=reason)
+        with contextlib.suppress(BusError):
+            self._bus.send(
+                self._subjects.run_workers(ended.run), pack_plain(ended.model_dump(mode="json"))
+            )
+
+    async def refill(self) -> None:
+        """Have as many spare workers ready as one run usually gets."""
+        busy = sum(len(run.workers) for run in self._runs.values())
+        room = self._settings.max_workers - busy
+        while len(self._spare) < min(self._per_run, room) and not self._closing:
+            self._spare.append(await self._spawn())
+
+    async def _assign(self, worker: _Process, assignment: Assignment) -> None:
+        """Give a worker its run, and wait until it listens."""
+        stdin, stdout = worker.process.stdin, worker.process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        worker.run = assignment.run
+        try:
+            stdin.write(assignment.model_dump_json().encode() + b"\n")
+            await stdin.drain()
+            line = await asyncio.wait_for(stdout.readline(), _READY_WITHIN)
+        except asyncio.TimeoutError:
+            raise PopulaceError(f"a worker was not ready within {_READY_WITHIN:g} s") from None
+        except OSError as error:
+            raise PopulaceError(f"a worker could not be given its run: {error}") from None
+        said = line.decode(errors="replace").strip()
+        if said != READY:
+            raise PopulaceError(f"a worker could not start: {said or 'see its log'}")
+
+    async def _end(self, workers: list[_Process]) -> None:
+        """End processes: ask first, then make sure."""
+        for worker in workers:
+            worker.released = True
+            with contextlib.suppress(ProcessLookupError):
+                worker.process.terminate()
+            if worker.process.stdin is not None:
+                worker.process.stdin.close()
+        waits = [asyncio.ensure_future(w.process.wait()) for w in workers]
+        if not waits:
+            return
+        _, late = await asyncio.wait(waits, timeout=_STOP_WITHIN)
+        if late:
+            _log.warning("workers did not stop in time and are killed", count=len(late))
+            for worker in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    worker.process.kill()
+            await asyncio.wait(late, timeout=_STOP_WITHIN)
+
+    # Requests
+    async def acquire(self, request: AcquireWorkers) -> AcquiredWorkers:
+        """Give a run its workers."""
+        busy = sum(len(run.workers) for run in self._runs.values())
+        room = self._settings.max_workers - busy
+        if self._closing:
+            raise InvalidInputError(f"the host {self.name} is stopping")
+        if request.count > room:
+            raise InvalidInputError(
+                f"the host {self.name} has room for {room} more workers, not {request.count}"
+            )
+        if request.run in self._runs:
+            raise InvalidInputError(f"the run {request.run!r} has workers on {self.name} already")
+        run = self._runs[request.run] = _Run()
+        taken = [self._spare.pop() for _ in range(min(len(self._spare), request.count))]
+        run.workers.extend(taken)  # reserved, so that requests meanwhile count them
+        missing = request.count - len(taken)
+        run.workers.extend(await asyncio.gather(*(self._spawn() for _ in range(missing))))
+        try:
+            await asyncio.gather(
+                *(
+                    self._assign(
+                        worker,
+                        Assignment(
+                            worker=worker.name,
+                            host=self.name,
+                            **request.model_dump(exclude={"count"}),
+                        ),
+                    )
+                    for worker in run.workers
+                )
+            )
+        except PopulaceError:
+            await self._drop(request.run)
+            raise
+        run.heard = time.monotonic()
+        _log.info("workers given", run=request.run, count=request.count)
+        return AcquiredWorkers(workers=[w.name for w in run.workers])
+
+    async def _drop(self, name: str) -> int:
+        run = self._runs.pop(name, None)
+        if run is None:
+            return 0
+        await self._end(run.workers)
+        return len(run.workers)
+
+    async def release(self, request: ReleaseWorkers) -> Released:
+        """End a run's workers."""
+        count = await self._drop(request.run)
+        _log.info("workers taken back", run=request.run, count=count)
+        await self.refill()
+        return Released(workers=count)
+
+    async def lease(self, request: Lease) -> LeaseRenewed:
+        """Hear that a run's owner is alive."""
+        run = self._runs.get(request.run)
+        if run is None:
+            raise InvalidInputError(f"the host {self.name} has no workers of {request.run!r}")
+        run.heard = time.monotonic()
+        return LeaseRenewed(workers=[w.name for w in run.workers if w.process.returncode is None])
+
+    # The resident's life
+    async def run(self) -> None:
+        """Serve until told to stop."""
+        for verb, model, handler in (
+            ("acquire", AcquireWorkers, self.acquire),
+            ("release", ReleaseWorkers, self.release),
+            ("lease", Lease, self.lease),
+        ):
+            await serve(self._bus, self._subjects.host(self.name, verb), model, handler)  # type: ignore[arg-type]
+        info = self.info()
+        await self._context.announce(
+            "Starts worker processes, which hold agents",
+            metadata={
+                "host": self.name,
+                "cores": str(info.cores),
+                "memory": str(info.memory),
+                "workers_per_run": str(info.per_run),
+            },
+            stats=lambda: self.info().model_dump(mode="json"),
+        )
+        await self.refill()
+        beat = asyncio.ensure_future(self._beat())
+        _log.info("host is up", host=self.name, cores=info.cores, spare=len(self._spare))
+        try:
+            await self._context.stopping.wait()
+        finally:
+            self._closing = True
+            beat.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await beat
+            await self._withdraw()
+            workers = [*self._spare, *(w for run in self._runs.values() for w in run.workers)]
+            self._runs.clear()
+            await self._end(workers)
+
+    async def _beat(self) -> None:
+        """Show this host's state once a second, and end what nobody owns any more."""
+        bucket = None
+        while True:
+            try:
+                if bucket is None:
+                    bucket = await self._bus.bucket(self._subjects.bucket_hosts, ttl=HOST_TTL)
+                await bucket.put(self.name, pack_plain(self.info().model_dump(mode="json")))
+            except BusError as error:
+                _log.warning("the host can't show itself", error=str(error))
+            silent = [
+                name
+                for name, run in self._runs.items()
+                if time.monotonic() - run.heard > _LEASE and self._bus.connected
+            ]
+            for name in silent:
+                _log.warning("a run's owner is gone; its workers end", run=name)
+                await self._drop(name)
+            if silent:
+                await self.refill()
+            await asyncio.sleep(_HEARTBEAT)
+
+    async def _withdraw(self) -> None:
+        with contextlib.suppress(BusError):
+            bucket = await self._bus.bucket(self._subjects.bucket_hosts, ttl=HOST_TTL)
+            await bucket.delete(self.name)
+
+
+async def main(context: ServiceContext) -> None:
+    """The host service."""
+    await Host(context).run()

@@ -1,0 +1,106 @@
+"""``python -m agent_host.worker``: a worker process, started and owned by its host.
+
+It imports everything, then waits for one line on standard input: the assignment. When that
+pipe closes, its host is gone and it ends. What agents print goes to standard error; standard
+output carries one word to the host, that the worker listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import sys
+import threading
+
+from agent_host.lifeline import die_with_parent
+from populace._runtime.worker import Worker
+from populace.models.client import QueuedModels
+from shared.bus import NatsBus
+from shared.code import CodeLoader
+from shared.errors import PopulaceError
+from shared.logs import configure_logs, get_logger
+from shared.messages.control import Assignment
+from shared.service import DEFAULT_URL, run_loop
+from shared.settings import Settings, load_settings
+
+_log = get_logger(__name__)
+
+READY = "ready"
+
+
+def _watch_lifeline(on_end: object) -> None:
+    """Wait, in a thread of its own, until the host's end of the pipe closes."""
+    while os.read(0, 4096):
+        pass
+    on_end()  # type: ignore[operator]
+
+
+async def _serve(settings: Settings, assignment: Assignment, answer: int) -> int:
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+
+    def host_gone() -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(stopping.set)
+
+    threading.Thread(target=_watch_lifeline, args=(host_gone,), daemon=True).start()
+    bus = await NatsBus.connect(
+        settings, settings.nats_url or DEFAULT_URL, process=assignment.worker
+    )
+    bus.on_event(lambda event, _: stopping.set() if event == "closed" else None)
+    loader = CodeLoader.from_settings(settings)
+    for folder in assignment.folders:
+        loader.add_folder(folder)
+    subjects = settings.subjects
+    models = QueuedModels(
+        bus,
+        subjects,
+        assignment.models,
+        assignment.run,
+        timeout=settings.model_queue_timeout,
+    )
+    worker = Worker(
+        bus,
+        subjects,
+        assignment,
+        loader,
+        models,
+        call_timeout=assignment.call_timeout or settings.call_timeout,
+    )
+    await worker.start()
+    # Agents live long: look for garbage rarely, and never among what is here already.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 1000)
+    os.write(answer, f"{READY}\n".encode())
+    await stopping.wait()
+    await worker.stop()
+    await bus.drain(timeout=5)
+    return 0
+
+
+def main() -> int:
+    """Wait for an assignment and serve it; returns the exit code."""
+    die_with_parent()
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    settings = load_settings()
+    configure_logs(settings, service="worker")
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 0  # never needed
+    assignment = Assignment.model_validate_json(line)
+    try:
+        return run_loop(_serve(settings, assignment, answer))
+    except PopulaceError as error:
+        os.write(answer, f"{error}\n".encode())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The environment service: holds shared worlds that agents act in and hear from."""

@@ -1,0 +1,74 @@
+"""One player of the game."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import prompts
+
+from populace import Agent, Failure
+
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w%]|\.\d|/\d)")
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"number": {"type": ["number", "null"]}},
+    "required": ["number"],
+    "additionalProperties": False,
+}
+
+
+def numbers_in(text: str) -> list[float]:
+    """All numbers that a text holds, in their order, each once."""
+    return list(dict.fromkeys(float(found) for found in _NUMBER.findall(text)))
+
+
+class Player(Agent):
+    """Picks a number by asking its model, and remembers what was announced.
+
+    Args:
+        low: smallest number that may be picked.
+        high: largest.
+    """
+
+    def __init__(self, low: float, high: float) -> None:
+        self.low = low
+        self.high = high
+
+    async def guess(self, rules: str, news: str | None) -> dict[str, Any]:
+        """Pick a number.
+
+        Returns:
+            ``{"number": the pick, "text": what the model said}``.
+
+        Raises:
+            Failure: ``unparsable``, ``out_of_range``, or the model's own failure.
+        """
+        if news is not None:
+            self.memory.add_user(news)
+        text = await self.model.ask(rules)
+        number = await self._read_number(text)
+        if number is None:
+            raise Failure("unparsable", text)
+        if not self.low <= number <= self.high:
+            raise Failure("out_of_range", text)
+        self.memory.add_assistant(text)
+        return {"number": number, "text": text}
+
+    async def _read_number(self, text: str) -> float | None:
+        """The number that a free answer settles on, or None."""
+        found = numbers_in(text)
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            return None
+        # Several: a model says which one is meant; it may only point at one that is there.
+        answer = await self.model.ask(
+            prompts.extraction(text),
+            returns=_SCHEMA,
+            memory=False,
+            temperature=0.0,
+            max_tokens=24,
+        )
+        number = answer["number"]
+        return float(number) if number is not None and float(number) in found else None

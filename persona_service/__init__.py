@@ -1,0 +1,1 @@
+"""The persona service: samples populations, and has their personas written."""

@@ -1,0 +1,418 @@
+"""The commands. Exit codes: 0 done; 1 the run or the command failed; 2 input that can't be
+used; 3 no broker or service answers; 130 interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from populace.cli import show
+from populace.cli.runs import Outcome, cancel, find_run, follow, list_runs, submit
+from populace.scenario_file import ScenarioFile, load_class, overrides_from, read_scenario
+from populace.stack import stack
+from populace.stack.state import broker_url
+from shared import __version__
+from shared.bus import NatsBus
+from shared.code import CodeLoader
+from shared.errors import (
+    BusError,
+    BusUnavailableError,
+    InvalidInputError,
+    NoRespondersError,
+    PopulaceError,
+)
+from shared.ids import check_token
+from shared.logs import configure_logs
+from shared.messages.scenario import ScenarioSpec
+from shared.settings import Settings, load_settings
+
+FAILED, BAD_INPUT, NO_SERVICE, INTERRUPTED = 1, 2, 3, 130
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Run very large populations of LLM-driven agents.",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
+File = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML).")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name.")]
+Agents = Annotated[int | None, typer.Option(help="Number of agents, instead of the file's.")]
+Rounds = Annotated[int | None, typer.Option(help="Number of rounds, instead of the file's.")]
+Workers = Annotated[int | None, typer.Option(help="Worker processes, instead of the file's.")]
+Seed = Annotated[int | None, typer.Option(help="Seed, instead of the file's.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any key of the file, such as params.x=3."),
+]
+
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as exit_:
+        return int(exit_.exit_code)
+    except typer.Abort:
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except InvalidInputError as error:
+        show.complain(str(error))
+        return BAD_INPUT
+    except (BusUnavailableError, NoRespondersError) as error:
+        show.complain(str(error))
+        return NO_SERVICE
+    except PopulaceError as error:
+        show.complain(str(error))
+        return FAILED
+    except Exception as error:
+        return _usage_error(error)
+    return 0
+
+
+def _usage_error(error: Exception) -> int:
+    """Typer's own complaints (a missing argument, say) as one sentence."""
+    text = getattr(error, "format_message", None)
+    if text is None:
+        raise error
+    show.complain(f"{text()} (see 'populace --help')")
+    return BAD_INPUT
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def _settings() -> Settings:
+    settings = load_settings()
+    quiet = settings.model_copy(update={"log_level": "error"})
+    configure_logs(quiet, service="populace")
+    return settings
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def _read(
+    path: Path,
+    agents: int | None,
+    rounds: int | None,
+    workers: int | None,
+    seed: int | None,
+    pairs: list[str] | None,
+) -> ScenarioFile:
+    overrides = overrides_from(pairs or [])
+    for key, value in (
+        ("agents.count", agents),
+        ("rounds", rounds),
+        ("agents.workers", workers),
+        ("seed", seed),
+    ):
+        if value is not None:
+            overrides[key] = value
+    return read_scenario(path, overrides)
+
+
+def _check(settings: Settings, file: ScenarioFile) -> None:
+    """Everything about a scenario that can be wrong before anything starts.
+
+    Raises:
+        ScenarioError: one sentence with file, line and key.
+    """
+    roots = [*settings.roots, Path(file.spec.folder or ".").resolve()]
+    load_class(file.spec, CodeLoader(settings.prefixes, roots), file)
+
+
+@app.command()
+def up() -> None:
+    """Start the broker (unless POPULACE_NATS_URL is set) and all services on this machine."""
+    record = stack.up(_settings())
+    kind = "embedded broker" if record.embedded_broker else "broker"
+    typer.echo(f"Populace is up; {kind} on {record.nats_url}. Stop it with 'populace down'.")
+
+
+@app.command()
+def down() -> None:
+    """Stop everything that was started in this working directory."""
+    count = stack.down(_settings())
+    typer.echo(f"stopped {count} processes" if count else "nothing was running here")
+
+
+@app.command()
+def status(as_json: Json = False) -> None:
+    """Show broker, services, hosts and runs."""
+    settings = _settings()
+    found = asyncio.run(stack.look(settings))
+    if as_json:
+        _print_json(show.status_json(found))
+    else:
+        show.show_status(found)
+    if not all(found.services.values()):
+        raise typer.Exit(NO_SERVICE)
+
+
+@app.command()
+def check(
+    scenario: File,
+    agents: Agents = None,
+    rounds: Rounds = None,
+    workers: Workers = None,
+    seed: Seed = None,
+    set_: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Check a scenario file and import its class; nothing is started."""
+    file = _read(scenario, agents, rounds, workers, seed, set_)
+    _check(_settings(), file)
+    if as_json:
+        _print_json(file.spec.model_dump(mode="json", exclude_none=True))
+    else:
+        spec = file.spec
+        typer.echo(
+            f"{scenario}: good; {spec.agents.count:,} agents, {spec.rounds} rounds, "
+            f"model {spec.models['default'].backend}"
+        )
+
+
+@app.command()
+def publish(
+    scenario: File,
+    agents: Agents = None,
+    rounds: Rounds = None,
+    workers: Workers = None,
+    seed: Seed = None,
+    set_: Set = None,
+    run: Annotated[str | None, typer.Option(help="A name for the run.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Hand a scenario to the running services; prints the run's name."""
+    settings = _settings()
+    file = _read(scenario, agents, rounds, workers, seed, set_)
+    _check(settings, file)
+    file.spec.run = check_token(run, "the run's name") if run else None
+    name = asyncio.run(_with_bus(settings, lambda bus: submit(bus, settings, file.spec)))
+    if as_json:
+        _print_json({"run": name})
+    else:
+        typer.echo(name)
+
+
+@app.command()
+def watch(run: Run, as_json: Json = False) -> None:
+    """Follow a run until it is recorded, then show its rounds."""
+    settings = _settings()
+    outcome = asyncio.run(_with_bus(settings, lambda bus: _watch(bus, settings, run, as_json)))
+    _finish(outcome, as_json)
+
+
+@app.command("cancel")
+def cancel_(run: Run) -> None:
+    """End a run; what it has so far is kept."""
+    settings = _settings()
+
+    async def work(bus: NatsBus) -> None:
+        if await find_run(bus, settings, run) is None:
+            raise InvalidInputError(f"there is no run named {run!r}; see 'populace runs'")
+        await cancel(bus, settings, run)
+
+    asyncio.run(_with_bus(settings, work))
+    typer.echo(f"{run}: cancellation asked for")
+
+
+@app.command()
+def runs(as_json: Json = False) -> None:
+    """List the runs that the installation knows."""
+    settings = _settings()
+    found = asyncio.run(_with_bus(settings, lambda bus: list_runs(bus, settings)))
+    if as_json:
+        _print_json([info.model_dump() for info in found])
+    elif found:
+        show.out.print(show.runs_table(found))
+    else:
+        typer.echo("no runs")
+
+
+@app.command("run")
+def run_(
+    scenario: File,
+    agents: Agents = None,
+    rounds: Rounds = None,
+    workers: Workers = None,
+    seed: Seed = None,
+    set_: Set = None,
+    as_json: Json = False,
+) -> None:
+    """All of it: start services if needed, publish, watch, show results, stop what it started.
+
+    Ctrl-C cancels the run and keeps what is there.
+    """
+    settings = _settings()
+    file = _read(scenario, agents, rounds, workers, seed, set_)
+    _check(settings, file)
+    started = False
+    with _stop_signals_as_interrupts():
+        try:
+            if not stack.is_up(settings) and not _services_answer(settings):
+                if not as_json:
+                    show.err.print("starting the services", markup=False)
+                stack.up(settings)
+                started = True
+            outcome = asyncio.run(
+                _with_bus(settings, lambda bus: _run(bus, settings, file.spec, as_json))
+            )
+        finally:
+            if started:
+                stack.down(settings)
+    _finish(outcome, as_json)
+
+
+def _services_answer(settings: Settings) -> bool:
+    """Whether services that others started serve the broker that is set."""
+    if settings.nats_url is None:
+        return False
+    try:
+        found = asyncio.run(stack.look(settings))
+    except BusUnavailableError:
+        raise
+    except BusError:
+        return False
+    return all(found.services.values())
+
+
+@contextlib.contextmanager
+def _stop_signals_as_interrupts() -> Any:
+    """Have SIGTERM and SIGHUP tidy up as Ctrl-C does."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+async def _with_bus(settings: Settings, work: Callable[[NatsBus], Coroutine[Any, Any, Any]]) -> Any:
+    bus = await NatsBus.connect(settings, broker_url(settings))
+    try:
+        return await work(bus)
+    finally:
+        await bus.drain()
+
+
+async def _run(bus: NatsBus, settings: Settings, spec: ScenarioSpec, quiet: bool) -> Outcome:
+    run = await submit(bus, settings, spec)
+    interrupted = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, interrupted.set)
+    watching = asyncio.ensure_future(_watch(bus, settings, run, quiet))
+    signalled = asyncio.ensure_future(interrupted.wait())
+    try:
+        await asyncio.wait({watching, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        if not watching.done():
+            interrupted.clear()
+            again = asyncio.ensure_future(interrupted.wait())
+            show.complain(f"cancelling {run}; once more to leave at once")
+            with contextlib.suppress(PopulaceError):
+                await cancel(bus, settings, run)
+            await asyncio.wait({watching, again}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+            again.cancel()
+            if not watching.done():
+                raise KeyboardInterrupt
+        return await watching
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+        for task in (watching, signalled):
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+
+async def _watch(bus: NatsBus, settings: Settings, run: str, quiet: bool) -> Outcome:
+    check_token(run, "the run's name")
+    outcome = Outcome(run)
+    with show.Live(quiet=quiet) as live:
+        async for told in follow(bus, settings, run):
+            if told is not None:
+                outcome.take(told)
+                live.take(told)
+    return outcome
+
+
+def _finish(outcome: Outcome, as_json: bool) -> None:
+    """Show a run's end, and turn its state into an exit code."""
+    if as_json:
+        _print_json(show.outcome_json(outcome))
+    else:
+        show.show_outcome(outcome)
+    if outcome.unrecorded:
+        show.complain(
+            f"the run's files could not be written ({outcome.unrecorded}); what was written "
+            f"before is in {outcome.folder}"
+        )
+        raise typer.Exit(FAILED)
+    if outcome.state == "failed":
+        show.complain(f"the run {outcome.run} failed: {outcome.reason}")
+        raise typer.Exit(FAILED)
+    if outcome.state == "cancelled":
+        show.complain(
+            f"the run {outcome.run} was cancelled ({outcome.reason}); what it had is kept. "
+            "Run the scenario again with the same seed to start over"
+        )
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+def results(run: Run, as_json: Json = False) -> None:
+    """Show a recorded run's rounds, and where its files are."""
+    settings = _settings()
+    check_token(run, "the run's name")
+    folder = settings.runs_dir / run
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        rows = json.loads((folder / "rounds.json").read_text())
+    except FileNotFoundError:
+        raise InvalidInputError(
+            f"there is no recorded run {run!r} in {settings.runs_dir}"
+        ) from None
+    except ValueError as error:
+        raise InvalidInputError(f"the files in {folder} can't be read: {error}") from None
+    if as_json:
+        _print_json({"manifest": manifest, "rounds": rows, "folder": str(folder.resolve())})
+        return
+    from shared.messages.scenario import RoundRow
+
+    outcome = Outcome(
+        run,
+        name=manifest["name"],
+        state=manifest["state"],
+        reason=manifest["reason"] or "",
+        rows=[RoundRow.model_validate(row) for row in rows],
+        folder=str(folder.resolve()),
+        scripted=manifest.get("scripted", []),
+    )
+    show.show_outcome(outcome)

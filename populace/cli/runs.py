@@ -1,0 +1,158 @@
+"""Publishing scenarios and following runs, for the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from populace.errors import ScenarioError
+from shared.bus import NatsBus
+from shared.codec import CONTENT_TYPE, MSGPACK_TYPE, from_public, pack_plain
+from shared.errors import NoRespondersError, PopulaceError
+from shared.messages.scenario import (
+    ControlReply,
+    ControlRequest,
+    RoundRow,
+    RunInfo,
+    RunState,
+    ScenarioSpec,
+    Status,
+    Submitted,
+)
+from shared.service import ask
+from shared.settings import Settings
+
+_SUBMIT_WITHIN = 15.0
+_RECORDED_WITHIN = 60.0
+_UNKNOWN_AFTER = 3.0
+
+
+@dataclass
+class Outcome:
+    """What became of a run, as far as it was followed."""
+
+    run: str
+    name: str = ""
+    state: RunState | None = None
+    reason: str = ""
+    rows: list[RoundRow] = field(default_factory=list)
+    records: int | None = None
+    folder: str | None = None
+    agents: int = 0
+    rounds: int = 0
+    unrecorded: str = ""
+    """Why its files could not be written, if they could not."""
+    scripted: list[str] = field(default_factory=list)
+    """Names of the models that are scripts."""
+
+    def take(self, status: Status) -> None:
+        """Note what a status event says."""
+        self.name = status.name or self.name
+        self.rounds = status.rounds or self.rounds
+        if status.kind in ("accepted", "started"):
+            self.agents = status.agents or self.agents
+        if status.manifest:
+            self.scripted = status.manifest.get("scripted", self.scripted)
+        if status.row is not None:
+            self.rows.append(status.row)
+        if status.kind == "ended":
+            self.state, self.reason = status.state, status.reason or ""
+        elif status.kind == "recorded":
+            self.records, self.folder = status.records, status.folder
+            self.unrecorded = status.reason or ""
+
+
+async def submit(bus: NatsBus, settings: Settings, spec: ScenarioSpec) -> str:
+    """Hand a scenario to a director; returns the run's name.
+
+    Raises:
+        ScenarioError: the director refused it.
+        PopulaceError: no director answers.
+    """
+    data = pack_plain(spec.model_dump(mode="json", exclude_none=True))
+    deadline = time.monotonic() + _SUBMIT_WITHIN
+    while True:
+        try:
+            answer = await bus.request(
+                settings.subjects.scenario_submit,
+                data,
+                timeout=_SUBMIT_WITHIN,
+                headers={CONTENT_TYPE: MSGPACK_TYPE},
+            )
+            break
+        except NoRespondersError:
+            if time.monotonic() > deadline:
+                raise PopulaceError(
+                    "no director answers; start the services with 'populace up'"
+                ) from None
+            await asyncio.sleep(0.2)
+    reply = Submitted.model_validate(from_public(answer.data, answer.header(CONTENT_TYPE)))
+    if reply.run is None:
+        raise ScenarioError(reply.error or "the director refused the scenario")
+    return reply.run
+
+
+async def cancel(bus: NatsBus, settings: Settings, run: str) -> None:
+    """Ask a run's director to end it.
+
+    Raises:
+        RemoteError: it is over.
+        BusError: its director does not answer.
+    """
+    await ask(
+        bus,
+        settings.subjects.run_control(run),
+        ControlRequest(action="cancel"),
+        ControlReply,
+        timeout=5,
+        patience=5,
+    )
+
+
+async def find_run(bus: NatsBus, settings: Settings, run: str) -> RunInfo | None:
+    """A run's latest state, or None."""
+    bucket = await bus.bucket(settings.subjects.bucket_runs)
+    entry = await bucket.get(run)
+    return None if entry is None else RunInfo.model_validate_json(entry.value)
+
+
+async def follow(bus: NatsBus, settings: Settings, run: str) -> AsyncIterator[Status | None]:
+    """The run's status events from its beginning; ends once it is recorded.
+
+    Yields None about once a second while nothing happens.
+
+    Raises:
+        PopulaceError: there is no such run, or it ended and was never recorded.
+    """
+    began = time.monotonic()
+    ended: float | None = None
+    seen = False
+    subjects = settings.subjects
+    async for message in bus.replay(subjects.stream_runs, (subjects.run_status(run),), idle=1.0):
+        if message is None:
+            if not seen and time.monotonic() - began > _UNKNOWN_AFTER:
+                if await find_run(bus, settings, run) is None:
+                    raise PopulaceError(f"there is no run named {run!r}; see 'populace runs'")
+            if ended is not None and time.monotonic() - ended > _RECORDED_WITHIN:
+                raise PopulaceError(
+                    f"the run {run!r} is over, but no recorder wrote it within "
+                    f"{_RECORDED_WITHIN:g} s; its records are kept in the stream"
+                )
+            yield None
+            continue
+        seen = True
+        status = Status.model_validate_json(message.data)
+        if status.kind == "ended":
+            ended = time.monotonic()
+        yield status
+        if status.kind == "recorded":
+            return
+
+
+async def list_runs(bus: NatsBus, settings: Settings) -> list[RunInfo]:
+    """All runs that the installation knows, latest first."""
+    bucket = await bus.bucket(settings.subjects.bucket_runs)
+    found = [RunInfo.model_validate_json(e.value) for e in await bucket.entries()]
+    return sorted(found, key=lambda info: -info.created)

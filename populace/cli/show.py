@@ -1,0 +1,241 @@
+"""What the command line prints: progress while a run goes on, tables at its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from populace.cli.runs import Outcome
+from populace.stack.stack import StackStatus
+from shared.messages.scenario import RunInfo, Status
+
+_PLAIN_WIDTH = 160
+
+out = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+err = Console(stderr=True, highlight=False)
+
+
+def complain(text: str) -> None:
+    """One sentence on standard error."""
+    sys.stderr.write(f"populace: {text}\n")
+
+
+def number(value: Any) -> str:
+    """A value as a table shows it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.3f}".rstrip("0").rstrip(".") if abs(value) < 1e9 else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return escape(str(value))
+
+
+class Live:
+    """One live line per round on a terminal; a plain line per event elsewhere.
+
+    Args:
+        quiet: show nothing.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._tty = err.is_terminal and not quiet
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(compact=True),
+            console=err,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Live:
+        if self._tty:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._tty:
+            self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        if self._quiet:
+            return
+        if self._tty:
+            self._progress.console.print(text, markup=False, soft_wrap=True)
+        else:
+            err.print(text, markup=False, soft_wrap=True)
+
+    def take(self, status: Status) -> None:
+        """Show a status event."""
+        if self._quiet:
+            return
+        if status.kind == "started":
+            workers = sum((status.manifest or {}).get("workers", {}).values())
+            self.say(
+                f"run {status.run}: {status.name}, {status.agents:,} agents on {workers} workers"
+            )
+        elif self._tty:
+            self._show_live(status)
+        elif status.kind == "round_finished" and status.row is not None:
+            row = status.row
+            self.say(
+                f"round {row.round}/{status.rounds}: {row.answers:,} answers, {row.failed:,} "
+                f"failed, {row.seconds:.1f} s"
+            )
+
+    def _show_live(self, status: Status) -> None:
+        if status.kind == "round_started":
+            self._task = self._progress.add_task(
+                f"round {status.round}/{status.rounds}", total=status.agents, note=""
+            )
+        elif status.kind == "progress" and self._task is not None:
+            self._progress.update(
+                self._task,
+                completed=status.done,
+                total=status.agents,
+                note=_note(status.failed, status.mean, status.tokens),
+            )
+        elif status.kind == "round_finished" and status.row and self._task is not None:
+            row = status.row
+            asked = row.answers + row.failed
+            mean = row.values.get("mean")
+            self._progress.update(
+                self._task,
+                completed=asked,
+                total=asked,
+                note=_note(row.failed, mean if isinstance(mean, float) else None, row.tokens),
+            )
+
+
+def _note(failed: int | None, mean: float | None, tokens: int | None) -> str:
+    parts = [f"{failed or 0:,} failed"]
+    if mean is not None:
+        parts.append(f"mean {mean:.2f}")
+    if tokens:
+        parts.append(f"{tokens:,} tokens")
+    return ", ".join(parts)
+
+
+def outcome_table(outcome: Outcome) -> Table:
+    """The table of rounds."""
+    keys: list[str] = []
+    for row in outcome.rows:
+        keys.extend(key for key in row.values if key not in keys)
+    table = Table(title=f"{escape(outcome.name)} ({outcome.run})", box=box.SIMPLE_HEAD)
+    for heading in ("round", "answers", "failed", *keys, "tokens", "seconds"):
+        table.add_column(heading.replace("_", " "), justify="right")
+    for row in outcome.rows:
+        table.add_row(
+            str(row.round),
+            number(row.answers),
+            number(row.failed),
+            *(number(row.values.get(key)) for key in keys),
+            number(row.tokens),
+            number(row.seconds),
+        )
+    return table
+
+
+def show_outcome(outcome: Outcome) -> None:
+    """The end of a run, for a person."""
+    if outcome.rows:
+        out.print(outcome_table(outcome))
+    failures: dict[str, int] = {}
+    for row in outcome.rows:
+        for kind, count in row.failures.items():
+            failures[kind] = failures.get(kind, 0) + count
+    if failures:
+        listed = ", ".join(f"{kind} {count:,}" for kind, count in failures.items())
+        out.print(f"failures: {listed}", markup=False)
+    if outcome.scripted:
+        out.print(
+            f"scripted: no language model answered ({', '.join(outcome.scripted)})", markup=False
+        )
+    if outcome.folder:
+        out.print(f"results:  {outcome.folder}", markup=False, soft_wrap=True)
+
+
+def outcome_json(outcome: Outcome) -> dict[str, Any]:
+    """The end of a run, for a program."""
+    fields = dataclasses.asdict(outcome)
+    fields["rows"] = [row.model_dump() for row in outcome.rows]
+    return fields
+
+
+def status_json(status: StackStatus) -> dict[str, Any]:
+    """A look at the installation, for a program."""
+    return {
+        "nats_url": status.nats_url,
+        "embedded_broker": status.embedded_broker,
+        "processes": [
+            {"name": record.name, "pid": record.pid, "alive": alive}
+            for record, alive in status.processes
+        ],
+        "services": status.services,
+        "hosts": [host.model_dump() for host in status.hosts],
+        "runs": [run.model_dump() for run in status.runs],
+    }
+
+
+def show_status(status: StackStatus) -> None:
+    """A look at the installation, for a person."""
+    kind = {True: "embedded", False: "yours", None: "not started here"}[status.embedded_broker]
+    out.print(f"broker    {status.nats_url} ({kind})", markup=False)
+    for name, count in status.services.items():
+        state = f"{count} up" if count else "down"
+        dead = [r.pid for r, alive in status.processes if r.name == name and not alive]
+        note = f" (process {dead[0]} of this stack has ended)" if dead else ""
+        out.print(f"{name:<10}{state}{note}", markup=False)
+    for host in status.hosts:
+        out.print(
+            f"host      {host.host}: {host.cores} cores, load {host.load:.0%}, {host.workers} "
+            f"workers at work, room for {host.free}",
+            markup=False,
+        )
+    if status.runs:
+        out.print(runs_table(status.runs[:10]))
+
+
+def runs_table(runs: list[RunInfo]) -> Table:
+    """Runs and their states."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("run", "scenario", "state", "rounds", "agents", "started", "reason"):
+        table.add_column(heading)
+    for run in runs:
+        table.add_row(
+            run.run,
+            escape(run.name),
+            run.state,
+            f"{run.rounds_done}/{run.rounds}",
+            number(run.agents),
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.created)),
+            escape(run.reason),
+        )
+    return table

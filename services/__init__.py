@@ -1,0 +1,1 @@
+"""The other services, a folder each: director, models, recorder."""

@@ -1,0 +1,319 @@
+"""Takes scenarios, starts a process for each run, and answers for it.
+
+Scenarios come by request (answered with the run's name once the scenario is stored) or as an
+event. Both end in the same stream, from which the directors of an installation take them in
+turn; so a scenario that was accepted is never lost. A run's process holds the user's code, so
+that no run can break another or the director.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from services.director.announce import publish_status, read_info, save_info
+from services.director.player import RunOrder
+from shared.bus import Consumer, Delivery, Message
+from shared.codec import (
+    CONTENT_TYPE,
+    JSON_TYPE,
+    MSGPACK_TYPE,
+    from_public,
+    is_json,
+    pack_plain,
+    to_json,
+)
+from shared.errors import (
+    BusError,
+    CodecError,
+    InvalidInputError,
+    PopulaceError,
+    RevisionConflictError,
+)
+from shared.ids import is_token, new_id, new_run_id
+from shared.logs import get_logger
+from shared.messages.scenario import (
+    ControlReply,
+    ControlRequest,
+    RunInfo,
+    ScenarioSpec,
+    Status,
+    Submitted,
+)
+from shared.service import ServiceContext, first_problem, serve
+from shared.streams import ensure_streams
+
+_log = get_logger(__name__)
+
+_STOP_WITHIN = 20.0
+
+
+@dataclass(eq=False)
+class _Run:
+    info: RunInfo
+    process: asyncio.subprocess.Process
+    watch: asyncio.Task[None] | None = None
+
+    async def tell(self, word: str) -> None:
+        """Say a word to the run's process."""
+        stdin = self.process.stdin
+        if stdin is not None and self.process.returncode is None:
+            with contextlib.suppress(OSError):
+                stdin.write(f"{word}\n".encode())
+                await stdin.drain()
+
+
+class Director:
+    """One of the installation's directors."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._bus = context.bus
+        self._subjects = context.settings.subjects
+        self._runs: dict[str, _Run] = {}
+        self.name = new_id("director")
+
+    # The two doors
+    async def submit(self, message: Message) -> None:
+        """Store a scenario and answer with the run's name, or with what is wrong."""
+        kind = message.header(CONTENT_TYPE)
+        as_json = is_json(message.data, kind)
+        try:
+            spec = _read(message.data, kind)
+            spec.run = spec.run or new_run_id()
+            spec.results_format = spec.results_format or ("json" if as_json else "msgpack")
+            if await read_info(self._bus, self._subjects, spec.run) is not None:
+                raise InvalidInputError(f"there is a run named {spec.run!r} already")
+            await self._bus.append(
+                self._subjects.scenario_event,
+                spec.model_dump_json(exclude_none=True).encode(),
+                headers={CONTENT_TYPE: JSON_TYPE},
+                message_id=f"scenario/{spec.run}",
+            )
+            reply = Submitted(run=spec.run)
+        except PopulaceError as error:
+            reply = Submitted(error=str(error))
+        if message.reply:
+            fields = reply.model_dump(exclude_none=True)
+            self._bus.send(
+                message.reply,
+                to_json(fields) if as_json else pack_plain(fields),
+                headers={CONTENT_TYPE: JSON_TYPE if as_json else MSGPACK_TYPE},
+            )
+
+    async def _take_events(self) -> None:
+        consumer: Consumer | None = None
+        while True:
+            try:
+                if consumer is None:
+                    consumer = await self._bus.consumer(
+                        self._subjects.stream_scenarios, durable="directors"
+                    )
+                for delivery in await consumer.fetch(10, timeout=5.0):
+                    await self._accept(delivery)
+            except PopulaceError as error:
+                _log.warning("taking scenarios starts anew", error=str(error))
+                consumer = None
+                await asyncio.sleep(0.5)
+
+    async def _accept(self, delivery: Delivery) -> None:
+        """Begin the run of an event; the event is acknowledged once the run is on record."""
+        kind = (delivery.headers or {}).get(CONTENT_TYPE)
+        # A redelivered event must get the name that it got before.
+        digest = hashlib.blake2b(
+            delivery.data + str(delivery.sequence).encode(), digest_size=5
+        ).hexdigest()
+        run = f"run-{digest}"
+        try:
+            spec = _read(delivery.data, kind)
+        except InvalidInputError as error:
+            run = _named(delivery.data, kind) or run
+            _log.error("a scenario was refused", run=run, error=str(error))
+            info = RunInfo(run=run, name="", state="failed", reason=str(error))
+            await self._refuse(info)
+            await delivery.term()
+            return
+        spec.run = run = spec.run or run
+        as_json = is_json(delivery.data, kind)
+        spec.results_format = spec.results_format or ("json" if as_json else "msgpack")
+        info = RunInfo(
+            run=run,
+            name=spec.name,
+            state="accepted",
+            rounds=spec.rounds,
+            agents=spec.agents.count,
+            director=self.name,
+        )
+        bucket = await self._bus.bucket(self._subjects.bucket_runs)
+        try:
+            await bucket.create(run, info.model_dump_json().encode())
+        except RevisionConflictError:
+            held = await read_info(self._bus, self._subjects, run)
+            if delivery.attempt == 1 or held is None or held.state != "accepted":
+                _log.error("a scenario was refused: its run's name is taken", run=run)
+                await delivery.term()
+                return
+            await save_info(self._bus, self._subjects, info)
+        await self._start(spec, info)
+        await delivery.ack()
+
+    async def _refuse(self, info: RunInfo) -> None:
+        if await read_info(self._bus, self._subjects, info.run) is None:
+            await save_info(self._bus, self._subjects, info)
+            await self._tell_end(info)
+
+    async def _tell_end(self, info: RunInfo) -> None:
+        await publish_status(
+            self._bus,
+            self._subjects,
+            Status(
+                kind="ended",
+                run=info.run,
+                name=info.name,
+                state=info.state,
+                reason=info.reason,
+            ),
+        )
+
+    # Runs
+    async def _start(self, spec: ScenarioSpec, info: RunInfo) -> None:
+        await publish_status(
+            self._bus,
+            self._subjects,
+            Status(
+                kind="accepted",
+                run=info.run,
+                name=info.name,
+                rounds=info.rounds,
+                agents=info.agents,
+                scenario=spec.model_dump(mode="json", exclude_none=True),
+            ),
+        )
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "services.director.player",
+            stdin=asyncio.subprocess.PIPE,
+            env=dict(os.environ),
+        )
+        run = self._runs[info.run] = _Run(info, process)
+        run.watch = asyncio.ensure_future(self._watch(run))
+        await serve(
+            self._bus,
+            self._subjects.run_control(info.run),
+            ControlRequest,
+            lambda request: self._control(run, request),
+        )
+        order = RunOrder(spec=spec, info=info)
+        await run.tell(order.model_dump_json())
+        _log.info("run starts", run=info.run, name=info.name, agents=info.agents)
+
+    async def _control(self, run: _Run, request: ControlRequest) -> ControlReply:
+        info = await read_info(self._bus, self._subjects, run.info.run)
+        if info is None or info.over:
+            raise InvalidInputError(f"the run {run.info.run!r} is over")
+        await run.tell(request.action)
+        return ControlReply(state=info.state)
+
+    async def _watch(self, run: _Run) -> None:
+        """See to it that a run whose process dies is seen to end."""
+        code = await run.process.wait()
+        self._runs.pop(run.info.run, None)
+        info = await read_info(self._bus, self._subjects, run.info.run)
+        if info is not None and info.over:
+            _log.info("run ended", run=info.run, state=info.state, reason=info.reason)
+            return
+        info = info or run.info
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        info.state, info.reason = "failed", f"the process that played the run {how}"
+        _log.error("run ended", run=info.run, state=info.state, reason=info.reason)
+        await save_info(self._bus, self._subjects, info)
+        await self._tell_end(info)
+
+    async def _bury_the_dead(self) -> None:
+        """Say of runs that a director left unfinished that they have failed."""
+        bucket = await self._bus.bucket(self._subjects.bucket_runs)
+        for entry in await bucket.entries():
+            info = RunInfo.model_validate_json(entry.value)
+            if info.state != "running" or info.run in self._runs:
+                continue
+            # The director that plays it answers for it; if none does, it is gone.
+            try:
+                await self._bus.request(
+                    self._subjects.run_control(info.run), b'{"action":""}', timeout=2
+                )
+            except BusError:
+                info.state, info.reason = "failed", "its director stopped while it was played"
+                await save_info(self._bus, self._subjects, info)
+                await self._tell_end(info)
+
+    async def run(self) -> None:
+        """Direct until told to stop."""
+        await ensure_streams(self._bus, self._subjects)
+        await self._bury_the_dead()
+        await self._context.announce(
+            "Takes scenarios and plays them",
+            metadata={"director": self.name},
+            stats=lambda: {"runs": sorted(self._runs)},
+            endpoints={"submit": (self._subjects.scenario_submit, self.submit)},
+        )
+        events = asyncio.ensure_future(self._take_events())
+        _log.info("director is up", director=self.name)
+        try:
+            await self._context.stopping.wait()
+        finally:
+            events.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await events
+            await self._stop_runs()
+
+    async def _stop_runs(self) -> None:
+        runs = list(self._runs.values())
+        for run in runs:
+            await run.tell("stop")
+        watches = [run.watch for run in runs if run.watch is not None]
+        if not watches:
+            return
+        _, late = await asyncio.wait(watches, timeout=_STOP_WITHIN)
+        if late:
+            for run in runs:
+                with contextlib.suppress(ProcessLookupError):
+                    run.process.send_signal(signal.SIGKILL)
+            await asyncio.wait(late, timeout=5)
+
+
+def _read(data: bytes, content_type: str | None) -> ScenarioSpec:
+    """The scenario in a message.
+
+    Raises:
+        InvalidInputError: it holds none; one sentence names the key.
+    """
+    try:
+        return ScenarioSpec.model_validate(from_public(data, content_type))
+    except CodecError as error:
+        raise InvalidInputError(f"the scenario can't be read: {error}") from None
+    except ValidationError as error:
+        raise InvalidInputError(f"the scenario can't be used: {first_problem(error)}") from None
+
+
+def _named(data: bytes, content_type: str | None) -> str | None:
+    """The run's name that an unusable scenario asked for, if it can be told."""
+    try:
+        fields: Any = from_public(data, content_type)
+    except CodecError:
+        return None
+    name = fields.get("run") if isinstance(fields, dict) else None
+    return name if isinstance(name, str) and is_token(name) else None
+
+
+async def main(context: ServiceContext) -> None:
+    """The director service."""
+    await Director(context).run()

@@ -1,0 +1,234 @@
+"""``python -m services.director.player``: the process that plays one run.
+
+Its director writes the order as one line to its standard input, then words: "cancel", or
+"stop" when the director itself stops. When that pipe closes, the director is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import sys
+import threading
+import traceback
+from typing import Any
+
+from pydantic import BaseModel
+
+from populace.errors import PopulaceError, ScenarioError
+from populace.play import Player
+from populace.scenario_file import load_class
+from populace.world import World, open_world
+from services.director.announce import publish_status, save_info
+from shared import __version__
+from shared.bus import NatsBus
+from shared.code import CodeLoader
+from shared.errors import BusError
+from shared.ids import new_id
+from shared.logs import configure_logs, get_logger
+from shared.messages.control import CheckModel, ModelChecked
+from shared.messages.scenario import RunInfo, RunState, ScenarioSpec, Status
+from shared.service import DEFAULT_URL, ask, run_loop
+from shared.settings import Settings, load_settings
+
+_log = get_logger(__name__)
+
+_CHECK_WITHIN = 90.0
+_MODEL_SERVICE_WITHIN = 15.0
+
+
+class RunOrder(BaseModel):
+    """What a director tells the process that plays a run."""
+
+    spec: ScenarioSpec
+    info: RunInfo
+
+
+class _Stopped(PopulaceError):
+    """The run was ended from outside."""
+
+
+class Run:
+    """Plays one run, and tells of it."""
+
+    def __init__(self, settings: Settings, order: RunOrder, bus: NatsBus) -> None:
+        self._settings = settings
+        self._subjects = settings.subjects
+        self._spec = order.spec
+        self._info = order.info
+        self._bus = bus
+        self._records: int | None = None
+        self._manifest: dict[str, Any] = {}
+
+    async def play(self) -> None:
+        """Play to the end, whatever that is, and say so."""
+        state: RunState
+        try:
+            await self._play()
+            state, reason = "finished", ""
+        except asyncio.CancelledError as error:
+            state, reason = "cancelled", str(error) or "it was cancelled"
+        except PopulaceError as error:
+            state, reason = "failed", str(error).partition("\n")[0]
+            _log.error("the run failed", run=self._info.run, error=str(error))
+        except Exception as error:
+            state, reason = "failed", f"the scenario raised {type(error).__name__}: {error}"
+            _log.error("the scenario raised", run=self._info.run, trace=traceback.format_exc())
+        self._info.state, self._info.reason = state, reason
+        await save_info(self._bus, self._subjects, self._info)
+        await self._tell(
+            Status(
+                kind="ended",
+                run=self._info.run,
+                name=self._info.name,
+                state=state,
+                reason=reason,
+                records=self._records,
+                manifest=self._manifest,
+            )
+        )
+
+    async def _tell(self, status: Status) -> None:
+        await publish_status(self._bus, self._subjects, status)
+        if status.kind == "round_finished":
+            self._info.rounds_done = status.round or 0
+            await save_info(self._bus, self._subjects, self._info)
+
+    async def _play(self) -> None:
+        spec, settings = self._spec, self._settings
+        loader = CodeLoader.from_settings(settings)
+        cls, params = load_class(spec, loader)
+        await self._check_models()
+        self._info.state = "running"
+        await save_info(self._bus, self._subjects, self._info)
+        folders = [] if spec.folder is None or loader.is_installed(spec.scenario) else [spec.folder]
+        async with open_world(
+            settings,
+            settings.nats_url or DEFAULT_URL,
+            run=self._info.run,
+            seed=spec.seed,
+            workers=spec.agents.workers,
+            at_most=spec.agents.count,
+            models=spec.models,
+            folders=folders,
+            results_format=spec.results_format or "msgpack",
+            call_timeout=spec.call_timeout,
+        ) as world:
+            self._manifest = self._describe(world)
+            await self._tell(
+                Status(
+                    kind="started",
+                    run=self._info.run,
+                    name=self._info.name,
+                    rounds=spec.rounds,
+                    agents=spec.agents.count,
+                    manifest=self._manifest,
+                )
+            )
+            scenario = cls(
+                world,
+                params=params,
+                seed=spec.seed,
+                rounds=spec.rounds,
+                agents=spec.agents.count,
+            )
+            player = Player(
+                world, scenario, self._tell, results_format=spec.results_format or "msgpack"
+            )
+            await player.play()
+            self._records = player.records
+            self._manifest["workers_lost"] = world.lost
+
+    async def _check_models(self) -> None:
+        """Reach every model before any agent is made.
+
+        Raises:
+            ScenarioError: one can't be reached.
+            BusError: there is no model service.
+        """
+        for name, spec in self._spec.models.items():
+            if spec.backend == "scripted":
+                continue
+            try:
+                checked = await ask(
+                    self._bus,
+                    self._subjects.model_check,
+                    CheckModel(spec=spec),
+                    ModelChecked,
+                    timeout=_CHECK_WITHIN,
+                    patience=_MODEL_SERVICE_WITHIN,
+                )
+            except BusError as error:
+                raise ScenarioError(f"models.{name}: no model service answers ({error})") from None
+            if not checked.ok:
+                raise ScenarioError(f"models.{name}: {checked.error}")
+
+    def _describe(self, world: World) -> dict[str, Any]:
+        """The parts of the manifest that are known when a run starts."""
+        text = json.dumps(
+            self._spec.model_dump(mode="json", exclude={"run", "folder", "results_format"}),
+            sort_keys=True,
+        )
+        workers: dict[str, int] = {}
+        for _, host in world._workers:
+            workers[host] = workers.get(host, 0) + 1
+        return {
+            "scenario_sha256": hashlib.sha256(text.encode()).hexdigest(),
+            "seed": self._spec.seed,
+            "versions": {"populace": __version__, "python": platform.python_version()},
+            "workers": workers,
+            "scripted": sorted(
+                name for name, m in self._spec.models.items() if m.backend == "scripted"
+            ),
+        }
+
+
+async def _main(settings: Settings, order: RunOrder) -> int:
+    bus = await NatsBus.connect(settings, settings.nats_url or DEFAULT_URL, process=new_id("run"))
+    run = asyncio.ensure_future(Run(settings, order, bus).play())
+    loop = asyncio.get_running_loop()
+
+    def heed(word: str) -> None:
+        reasons = {"cancel": "it was cancelled", "stop": "the director was stopped"}
+        if not run.done():
+            run.cancel(reasons.get(word, "the director is gone"))
+
+    def listen() -> None:
+        for line in sys.stdin:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(heed, line.strip())
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(heed, "")
+
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        await run
+    finally:
+        await bus.drain()
+    return 0
+
+
+def main() -> int:
+    """Read the order and play it; returns the exit code."""
+    settings = load_settings()
+    configure_logs(settings, service="run")
+    line = sys.stdin.readline()
+    if not line:
+        return 0
+    order = RunOrder.model_validate_json(line)
+    try:
+        code = run_loop(_main(settings, order))
+    except PopulaceError as error:
+        _log.error(str(error))
+        code = 1
+    sys.stdout.flush()
+    # The listening thread sits in a read that nothing can interrupt.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

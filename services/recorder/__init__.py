@@ -1,0 +1,1 @@
+"""The recorder: writes each run's answers to Parquet, its rounds and manifest to JSON."""

@@ -1,0 +1,169 @@
+"""Follows the runs' stream, and keeps a folder per run.
+
+A message is acknowledged once what it says is on disk. One recorder serves an installation:
+the stream is taken in order by a single durable consumer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+from pydantic import ValidationError
+
+from services.recorder.tables import RunFolder
+from shared.bus import Consumer, Delivery
+from shared.codec import CONTENT_TYPE, JSON_TYPE, from_public
+from shared.errors import BusError, CodecError, PopulaceError
+from shared.ids import is_token
+from shared.logs import get_logger
+from shared.messages.scenario import Status
+from shared.service import ServiceContext
+from shared.streams import ensure_streams
+
+_log = get_logger(__name__)
+
+_FLUSH_ROWS = 100_000
+_FLUSH_EVERY = 5.0
+_ACK_WAIT = 60.0
+
+
+class RunRecorder:
+    """Writes what the stream says of runs."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._bus = context.bus
+        self._subjects = context.settings.subjects
+        self._base = context.settings.runs_dir.resolve()
+        self._folders: dict[str, RunFolder] = {}
+        self._unacknowledged: list[Delivery] = []
+        self._flushed = time.monotonic()
+        self.rows = 0
+
+    def _folder(self, run: str) -> RunFolder:
+        folder = self._folders.get(run)
+        if folder is None:
+            folder = self._folders[run] = RunFolder(self._base / run, run)
+        return folder
+
+    async def _take(self, delivery: Delivery) -> None:
+        kind = (delivery.headers or {}).get(CONTENT_TYPE)
+        run = delivery.subject.removeprefix(f"{self._subjects.prefix}.run.").partition(".")[0]
+        if not is_token(run):
+            await delivery.term()
+            return
+        if run not in self._folders and (self._base / run / "manifest.json").exists():
+            await delivery.ack()  # the run is recorded; an acknowledgement was lost
+            return
+        try:
+            content = from_public(delivery.data, kind)
+            if delivery.subject == self._subjects.run_status(run):
+                await self._take_status(Status.model_validate(content))
+            else:
+                self._folder(run).add(content)
+        except (CodecError, ValidationError) as error:
+            _log.error(
+                "a message of a run can't be read", subject=delivery.subject, error=str(error)
+            )
+            await delivery.term()
+            return
+        self._unacknowledged.append(delivery)
+
+    async def _take_status(self, status: Status) -> None:
+        if status.kind == "recorded":
+            return
+        folder = self._folder(status.run)
+        folder.add_status(status)
+        if status.kind == "ended":
+            await self._finish(status.run, folder)
+
+    async def _finish(self, run: str, folder: RunFolder) -> None:
+        del self._folders[run]
+        try:
+            manifest = await asyncio.to_thread(folder.finish)
+        except Exception as error:
+            # One run's trouble must not stop the recording of others; its parts stay on disk.
+            _log.exception("a run's files could not be written", run=run)
+            await self._tell(run, folder, reason=f"{type(error).__name__}: {error}")
+            return
+        if manifest["missing"]:
+            _log.error("records are missing", run=run, count=manifest["missing"])
+        _log.info("run recorded", run=run, rows=folder.rows_written, folder=str(folder.path))
+        await self._tell(run, folder)
+
+    async def _tell(self, run: str, folder: RunFolder, reason: str | None = None) -> None:
+        told = Status(
+            kind="recorded",
+            run=run,
+            records=folder.rows_written,
+            folder=str(folder.path),
+            reason=reason,
+        )
+        await self._bus.append(
+            self._subjects.run_status(run),
+            told.model_dump_json(exclude_none=True).encode(),
+            headers={CONTENT_TYPE: JSON_TYPE},
+            message_id=f"{run}/recorded",
+        )
+
+    async def _flush(self) -> None:
+        """Put everything on disk, then acknowledge it."""
+        for folder in self._folders.values():
+            self.rows += folder.waiting
+            await asyncio.to_thread(folder.flush)
+        deliveries, self._unacknowledged = self._unacknowledged, []
+        for delivery in deliveries:
+            await delivery.ack()
+        self._flushed = time.monotonic()
+
+    async def _follow(self) -> None:
+        consumer: Consumer | None = None
+        while True:
+            try:
+                if consumer is None:
+                    consumer = await self._bus.consumer(
+                        self._subjects.stream_runs,
+                        durable="recorder",
+                        ack_wait=_ACK_WAIT,
+                        max_waiting_acks=100_000,
+                    )
+                deliveries = await consumer.fetch(200, timeout=1.0)
+                for delivery in deliveries:
+                    await self._take(delivery)
+                waiting = sum(f.waiting for f in self._folders.values())
+                due = time.monotonic() - self._flushed > _FLUSH_EVERY
+                if waiting >= _FLUSH_ROWS or (due and self._unacknowledged):
+                    await self._flush()
+            except (PopulaceError, OSError) as error:
+                _log.error("recording starts anew", error=str(error))
+                consumer = None
+                self._folders.clear()  # made again from what is on disk
+                self._unacknowledged.clear()
+                await asyncio.sleep(1.0)
+
+    def stats(self) -> dict[str, Any]:
+        """What is shown in STATS."""
+        return {"runs": sorted(self._folders), "rows": self.rows, "folder": str(self._base)}
+
+    async def run(self) -> None:
+        """Record until told to stop."""
+        await ensure_streams(self._bus, self._subjects)
+        await self._context.announce("Writes the results of runs to files", stats=self.stats)
+        follow = asyncio.ensure_future(self._follow())
+        _log.info("recorder is up", folder=str(self._base))
+        try:
+            await self._context.stopping.wait()
+        finally:
+            follow.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await follow
+            with contextlib.suppress(BusError):
+                await self._flush()
+
+
+async def main(context: ServiceContext) -> None:
+    """The recorder service."""
+    await RunRecorder(context).run()

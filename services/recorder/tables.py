@@ -1,0 +1,244 @@
+"""A run's folder: records in, files out, each answer once.
+
+While a run is under way its answers lie in ``answers.parts/``, a small complete Parquet file
+every few seconds, so that a crash loses nothing that was acknowledged and a reader can look
+meanwhile. At the end they become one ``answers.parquet``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shared.errors import CodecError
+from shared.messages.scenario import RoundRow, Status
+
+_TEXT = pa.string()
+SCHEMA = pa.schema(
+    [
+        pa.field("run", _TEXT),
+        pa.field("round", pa.int32()),
+        pa.field("population", _TEXT),
+        pa.field("agent", pa.int64()),
+        pa.field("method", _TEXT),
+        pa.field("value", pa.float64()),
+        pa.field("answer", pa.string()),
+        pa.field("error", _TEXT),
+        pa.field("message", pa.string()),
+        pa.field("tokens", pa.int64()),
+        pa.field("seconds", pa.float32()),
+        pa.field("backend", _TEXT),
+    ]
+)
+"""``value``: the answer as a number, if it is or holds one. ``answer``: all of it, as text or
+JSON, if it is more than that number. ``error`` and ``message``: why there is no answer.
+``tokens``: prompt and answer tokens. ``seconds``: from the call's start to its end, where it
+waited. ``backend``: what answered; "scripted" means that no model did."""
+
+_SORT_UP_TO = 5_000_000
+"""Rows that are put into order (round, population, agent) at the end; beyond, as they came."""
+
+_Row = tuple[Any, ...]
+
+
+class RunFolder:
+    """Collects one run's records and writes its files.
+
+    Args:
+        path: the folder; made if needed.
+        run: the run's name.
+    """
+
+    def __init__(self, path: Path, run: str) -> None:
+        self.path = path
+        self.run = run
+        self.rows_written = 0
+        self.failed = 0
+        self.repeated = 0
+        """Records that came a second time and were left out."""
+        self._columns: list[list[Any]] = [[] for _ in SCHEMA]
+        self._seen: dict[tuple[int, str, str], bytearray] = {}
+        self._rounds: dict[int, RoundRow] = {}
+        self._statuses: dict[str, Status] = {}
+        self._backends: set[str] = set()
+        self._part = 0
+        self._parts = path / "answers.parts"
+        self._parts.mkdir(parents=True, exist_ok=True)
+        self._restore()
+
+    def _restore(self) -> None:
+        """Take up what a recorder before this one had written."""
+        for file in sorted(self._parts.glob("*.parquet")):
+            table = pq.read_table(file, columns=["round", "population", "method", "agent"])
+            columns = (table.column(i).to_pylist() for i in range(4))
+            for row, population, method, agent in zip(*columns, strict=True):
+                self._first_time((row, population, method), agent)
+            self.rows_written += table.num_rows
+            self._part = max(self._part, int(file.stem))
+        notes = self._parts / "statuses.jsonl"
+        if notes.exists():
+            for line in notes.read_text().splitlines():
+                self._take_status(Status.model_validate_json(line))
+
+    @property
+    def waiting(self) -> int:
+        """Rows that are not on disk yet."""
+        return len(self._columns[0])
+
+    def add_status(self, status: Status) -> None:
+        """Take a status event."""
+        if status.kind in ("accepted", "started", "round_finished", "ended"):
+            with (self._parts / "statuses.jsonl").open("a") as notes:
+                notes.write(status.model_dump_json(exclude_none=True) + "\n")
+            self._take_status(status)
+
+    def _take_status(self, status: Status) -> None:
+        if status.row is not None:
+            self._rounds[status.row.round] = status.row
+        else:
+            self._statuses[status.kind] = status
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Take a batch of records.
+
+        Raises:
+            CodecError: it hasn't the columns of one.
+        """
+        try:
+            self._add(record)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise CodecError(f"a batch of records has the wrong shape: {error!r}") from None
+
+    def _add(self, record: dict[str, Any]) -> None:
+        round_number, population = record["round"], record["population"]
+        method, field = record["method"], record["field"]
+        agents, values = record["agents"], record["values"]
+        errors = {place: (kind, text) for place, kind, text in record["errors"]}
+        tokens = record["tokens"] or [0] * len(agents)
+        seconds = record["seconds"] or [None] * len(agents)
+        backend = ",".join(record["backends"]) or None
+        self._backends.update(record["backends"])
+        key = (round_number, population, method)
+        if not len(agents) == len(values) == len(tokens) == len(seconds):
+            raise ValueError("columns of different lengths")
+        for place, agent in enumerate(agents):
+            if not self._first_time(key, agent):
+                self.repeated += 0 if record.get("fill") else 1
+                continue
+            number, text = _split(values[place], field)
+            kind, message = errors.get(place, (None, None))
+            if kind is not None:
+                self.failed += 1
+                number = text = None
+            row: _Row = (
+                self.run,
+                round_number,
+                population,
+                agent,
+                method,
+                number,
+                text,
+                kind,
+                message,
+                tokens[place],
+                seconds[place],
+                backend,
+            )
+            for column, cell in zip(self._columns, row, strict=True):
+                column.append(cell)
+
+    def _first_time(self, key: tuple[int, str, str], agent: int) -> bool:
+        seen = self._seen.setdefault(key, bytearray())
+        if agent >= len(seen):
+            seen.extend(bytes(agent + 1 - len(seen)))
+        if seen[agent]:
+            return False
+        seen[agent] = 1
+        return True
+
+    def flush(self) -> None:
+        """Write what waits as a part of its own."""
+        count = self.waiting
+        if not count:
+            return
+        table = pa.table(
+            [pa.array(c, f.type) for c, f in zip(self._columns, SCHEMA, strict=True)],
+            schema=SCHEMA,
+        )
+        self._part += 1
+        draft = self._parts / f"{self._part:06d}.tmp"
+        pq.write_table(table, draft, compression="zstd")
+        draft.rename(draft.with_suffix(".parquet"))
+        self._columns = [[] for _ in SCHEMA]
+        self.rows_written += count
+
+    def finish(self) -> dict[str, Any]:
+        """Write all files; returns the manifest."""
+        self.flush()
+        self._merge()
+        rounds = [self._rounds[n].model_dump() for n in sorted(self._rounds)]
+        self._write_json("rounds.json", rounds)
+        manifest = self._manifest(len(rounds))
+        self._write_json("manifest.json", manifest)
+        shutil.rmtree(self._parts)
+        return manifest
+
+    def _merge(self) -> None:
+        target, draft = self.path / "answers.parquet", self.path / "answers.parquet.tmp"
+        files = sorted(self._parts.glob("*.parquet"))
+        if self.rows_written <= _SORT_UP_TO:
+            tables = [pq.read_table(f, schema=SCHEMA) for f in files]
+            whole = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
+            whole = whole.sort_by(
+                [("round", "ascending"), ("population", "ascending"), ("agent", "ascending")]
+            )
+            pq.write_table(whole, draft, compression="zstd", row_group_size=1 << 17)
+        else:
+            with pq.ParquetWriter(draft, SCHEMA, compression="zstd") as writer:
+                for file in files:
+                    writer.write_table(pq.read_table(file, schema=SCHEMA))
+        draft.rename(target)
+
+    def _manifest(self, rounds: int) -> dict[str, Any]:
+        accepted, ended = self._statuses.get("accepted"), self._statuses.get("ended")
+        started = self._statuses.get("started")
+        told = (ended and ended.manifest) or (started and started.manifest) or {}
+        promised = ended.records if ended is not None else None
+        return {
+            "run": self.run,
+            "name": (accepted or ended or Status(kind="ended", run=self.run)).name,
+            "state": ended.state if ended is not None else None,
+            "reason": ended.reason or None if ended is not None else None,
+            "accepted": accepted.time if accepted else None,
+            "started": started.time if started else None,
+            "ended": ended.time if ended else None,
+            "rounds": rounds,
+            "answers": self.rows_written - self.failed,
+            "failed": self.failed,
+            "missing": max(0, promised - self.rows_written) if promised is not None else 0,
+            "backends": sorted(self._backends),
+            **told,
+            "scenario": accepted.scenario if accepted else None,
+        }
+
+    def _write_json(self, name: str, value: Any) -> None:
+        draft = self.path / f"{name}.tmp"
+        draft.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        draft.rename(self.path / name)
+
+
+def _split(value: Any, field: str | None) -> tuple[float | None, str | None]:
+    """An answer as a number, and as text where it is more than that."""
+    if value is None:
+        return None, None
+    kind = type(value)
+    if kind is bool or kind is int or kind is float:
+        return float(value), None
+    part = value.get(field) if field and kind is dict else None
+    number = float(part) if type(part) in (int, float, bool) else None  # type: ignore[arg-type]
+    return number, value if kind is str else json.dumps(value, ensure_ascii=False)
