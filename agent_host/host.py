@@ -142,7 +142,7 @@ class Host:
             stdin.write(assignment.model_dump_json().encode() + b"\n")
             await stdin.drain()
             line = await asyncio.wait_for(stdout.readline(), _READY_WITHIN)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise PopulaceError(f"a worker was not ready within {_READY_WITHIN:g} s") from None
         except OSError as error:
             raise PopulaceError(f"a worker could not be given its run: {error}") from None

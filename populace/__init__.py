@@ -3,6 +3,7 @@
 What a scenario author imports. Nothing in here needs words of the broker.
 """
 
+from populace._runtime.driver import sleep
 from populace.agent import Agent
 from populace.answers import AnswerBatch, Answers, Results, Summary, each
 from populace.errors import (
@@ -18,7 +19,6 @@ from populace.errors import (
     ScenarioError,
     WorkerLostError,
 )
-from populace._runtime.driver import sleep
 from populace.memory import Memory
 from populace.placeholder import Placeholder, resolve
 from populace.population import Population
@@ -51,8 +51,8 @@ __all__ = [
     "ScenarioError",
     "ScriptSpec",
     "Summary",
-    "World",
     "WorkerLostError",
+    "World",
     "__version__",
     "connect",
     "each",

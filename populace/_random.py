@@ -98,11 +98,11 @@ class AgentRandom:
     def choices(
         self, options: Sequence[T], weights: Sequence[float] | None = None, *, k: int = 1
     ) -> list[T]:
-        """k options, with replacement, by weight."""
+        """K options, with replacement, by weight."""
         return random.Random.choices(self, options, weights, k=k)  # type: ignore[arg-type]
 
     def sample(self, options: Sequence[T], k: int) -> list[T]:
-        """k different options."""
+        """K different options."""
         return random.Random.sample(self, options, k)  # type: ignore[arg-type]
 
     def shuffle(self, items: MutableSequence[Any]) -> None:

@@ -10,7 +10,7 @@ from populace.memory import Memory
 from shared.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from populace._runtime.shard import Shard
     from populace.models.handle import ModelHandle
@@ -50,6 +50,7 @@ class Agent(metaclass=_AgentType):
 
     _shard: Shard
     _index: int
+    _made_with: tuple[tuple[Any, ...], dict[str, Any]]
 
     def to_dist(self, world: World) -> Self:
         """Move the agent into a world; returns a proxy whose methods return placeholders.
@@ -64,7 +65,7 @@ class Agent(metaclass=_AgentType):
         return world._place(type(self), args, kwargs)  # type: ignore[return-value]
 
     def _home(self) -> Shard:
-        shard = getattr(self, "_shard", None)
+        shard: Shard | None = getattr(self, "_shard", None)
         if shard is None:
             raise InvalidInputError(
                 f"this {type(self).__name__} lives in no world yet, so it has no identity, "

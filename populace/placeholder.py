@@ -133,7 +133,8 @@ class Placeholder(Parking, Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         while not self._here():
-            if type(asyncio.current_task()) is CallTask:
+            task: object = asyncio.current_task()
+            if type(task) is CallTask:
                 yield self
             else:
                 future = self._future()

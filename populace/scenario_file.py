@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} stands twice", key_node.start_mark
@@ -77,8 +77,8 @@ def read_scenario(path: str | Path, overrides: dict[str, Any] | None = None) -> 
     try:
         spec = ScenarioSpec.model_validate(raw)
     except ValidationError as error:
-        key = tuple(error.errors()[0]["loc"])
-        raise ScenarioError(f"{_where(path, lines, key)}: {first_problem(error)}") from None
+        place = _where(path, lines, tuple(error.errors()[0]["loc"]))
+        raise ScenarioError(f"{place}: {first_problem(error)}") from None
     spec.folder = str(path.resolve().parent)
     return ScenarioFile(path, spec, lines)
 

@@ -42,7 +42,7 @@ from shared.messages.control import (
 )
 from shared.messages.model import pool_name
 from shared.messages.scenario import ModelSpec
-from shared.service import ask, serve
+from shared.service import ask
 from shared.settings import Settings, load_settings
 from shared.streams import ensure_streams
 

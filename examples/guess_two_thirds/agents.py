@@ -35,7 +35,7 @@ class Player(Agent):
         self.low = low
         self.high = high
 
-    async def guess(self, rules: str, news: str | None) -> dict[str, Any]:
+    async def guess(self, rules: str, question: str, news: str | None) -> dict[str, Any]:
         """Pick a number.
 
         Returns:
@@ -46,13 +46,12 @@ class Player(Agent):
         """
         if news is not None:
             self.memory.add_user(news)
-        text = await self.model.ask(rules)
+        text = await self.model.ask(question, system=rules)
         number = await self._read_number(text)
         if number is None:
             raise Failure("unparsable", text)
         if not self.low <= number <= self.high:
             raise Failure("out_of_range", text)
-        self.memory.add_assistant(text)
         return {"number": number, "text": text}
 
     async def _read_number(self, text: str) -> float | None:

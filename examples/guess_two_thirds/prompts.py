@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 STYLES = {
-    "at_once": "Answer with one short sentence that states your number.",
+    "at_once": "Reply with the number alone.",
     "step_by_step": (
-        "First think it over in a few short steps. Then end with one sentence that states your "
+        "First think it over in a few short steps. Then end with one sentence that states the "
         "number."
     ),
 }
 
 
-def rules(*, players: int, low: float, high: float, formula: str, style: str) -> str:
-    """The rules of the game, the same for everyone in every round."""
+def rules(*, players: int, low: float, high: float, formula: str) -> str:
+    """The rules of the game: the same for everyone in every round, so they go first."""
     return (
         f"You are one of {players} players of a number game. Each player secretly picks a number "
-        f"from {low:g} to {high:g}; decimals are allowed. The target is {formula}. Whoever is "
-        f"nearest to the target wins. Which number do you pick? {STYLES[style]}"
+        f"from {low:g} to {high:g}; decimals are allowed. The target is {formula}. The player "
+        "whose number is nearest to the target wins."
     )
+
+
+def question(style: str) -> str:
+    """What is asked in each round."""
+    return f"Pick your number now. {STYLES[style]}"
 
 
 def formula(offset: float, ratio: str) -> str:

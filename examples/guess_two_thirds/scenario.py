@@ -67,13 +67,13 @@ class GuessTwoThirds(Scenario):
             low=low,
             high=high,
             formula=prompts.formula(params.target.offset, params.target.ratio),
-            style=params.style,
         )
+        self.question = prompts.question(params.style)
         self.news: str | None = None
 
     async def round(self, n: int) -> None:
         """One round: guesses, their mean, the winning number."""
-        guesses = self.players.guess(self.rules, self.news)
+        guesses = self.players.guess(self.rules, self.question, self.news)
         summary = await guesses.reduce("mean", field="number")
         if summary.mean is None:
             raise ScenarioError(

@@ -122,7 +122,7 @@ class _OpenSingles(OpenCall):
 
     def answers(self, positions: Sequence[int], values: list[Any], errors: list[Any]) -> bool:
         held = self.placeholders
-        failed = {place: error for place, error in errors}
+        failed: dict[int, WireError] = dict(errors)
         for place, position in enumerate(positions):
             placeholder = held[position]
             error = failed.get(place)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
-from asyncio.tasks import _enter_task, _leave_task  # type: ignore[attr-defined]
+from asyncio.tasks import _enter_task, _leave_task
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +97,7 @@ class CallTask:
         result: Any = None
         failure: BaseException | None = None
         ended = False
-        _enter_task(loop, self)
+        _enter_task(loop, self)  # type: ignore[arg-type]
         try:
             if error is None:
                 wanted = self._context.run(coro.send, None)
@@ -108,7 +108,7 @@ class CallTask:
         except BaseException as raised:
             ended, failure = True, raised
         finally:
-            _leave_task(loop, self)
+            _leave_task(loop, self)  # type: ignore[arg-type]
         if ended:
             self._end(result, failure)
         else:
@@ -239,7 +239,7 @@ class CallTask:
     def set_name(self, value: object) -> None:
         """Calls keep their names."""
 
-    def get_stack(self, *, limit: int | None = None) -> list[Any]:  # noqa: ARG002
+    def get_stack(self, *, limit: int | None = None) -> list[Any]:
         """The frame at which the coroutine waits."""
         frame = getattr(self._coro, "cr_frame", None)
         return [] if frame is None else [frame]
@@ -333,7 +333,7 @@ async def sleep(seconds: float) -> None:
     Args:
         seconds: how long; the sleep may end up to 10 ms late.
     """
-    task = asyncio.current_task()
+    task: object = asyncio.current_task()
     if type(task) is not CallTask or seconds <= 0:
         await asyncio.sleep(seconds)
         return

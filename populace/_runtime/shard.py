@@ -397,10 +397,10 @@ class Shard:
         return ["LookupError", f"there is no agent {self.agent_name(index)}", ""]
 
     @staticmethod
-    def _method(cls: type, name: str) -> Callable[..., Any] | None:
-        if name.startswith("_") or (name in _NOT_CALLABLE and name not in vars(cls)):
+    def _method(owner: type, name: str) -> Callable[..., Any] | None:
+        if name.startswith("_") or (name in _NOT_CALLABLE and name not in vars(owner)):
             return None
-        function = getattr(cls, name, None)
+        function = getattr(owner, name, None)
         return function if inspect.isfunction(function) else None
 
     # Answering

@@ -19,8 +19,8 @@ from populace.agent import Agent
 from populace.models.client import ModelClient
 from populace.proxy import register_proxies
 from shared.bus import Bus, Message
-from shared.codec import Codec
 from shared.code import CodeLoader
+from shared.codec import Codec
 from shared.errors import BusError, CodecError, InvalidInputError, PopulaceError
 from shared.logs import get_logger
 from shared.messages import batch
@@ -255,7 +255,7 @@ class Worker:
         answers: dict[str, list[Any]],
     ) -> None:
         """Keep here what others will ask for; the caller only learns that it is done."""
-        failed = {place: error for place, error in errors}
+        failed: dict[int, Any] = dict(errors)
         kept: list[int] = []
         sent: list[tuple[int, Any]] = []
         for place, position in enumerate(positions):
@@ -437,7 +437,7 @@ class Worker:
         self, group: Group, positions: list[int], values: list[Any], errors: list[Any]
     ) -> None:
         assert group.waiters is not None
-        failed = {place: error for place, error in errors}
+        failed: dict[int, Any] = dict(errors)
         for place, position in enumerate(positions):
             for inbox, number in group.waiters.pop(position, ()):
                 if place in failed:

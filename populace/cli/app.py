@@ -1,5 +1,8 @@
-"""The commands. Exit codes: 0 done; 1 the run or the command failed; 2 input that can't be
-used; 3 no broker or service answers; 130 interrupted."""
+"""The commands.
+
+Exit codes: 0 done; 1 the run or the command failed; 2 input that can't be used; 3 no broker
+or service answers; 130 interrupted.
+"""
 
 from __future__ import annotations
 

@@ -132,9 +132,9 @@ async def follow(bus: NatsBus, settings: Settings, run: str) -> AsyncIterator[St
     subjects = settings.subjects
     async for message in bus.replay(subjects.stream_runs, (subjects.run_status(run),), idle=1.0):
         if message is None:
-            if not seen and time.monotonic() - began > _UNKNOWN_AFTER:
-                if await find_run(bus, settings, run) is None:
-                    raise PopulaceError(f"there is no run named {run!r}; see 'populace runs'")
+            patient = seen or time.monotonic() - began < _UNKNOWN_AFTER
+            if not patient and await find_run(bus, settings, run) is None:
+                raise PopulaceError(f"there is no run named {run!r}; see 'populace runs'")
             if ended is not None and time.monotonic() - ended > _RECORDED_WITHIN:
                 raise PopulaceError(
                     f"the run {run!r} is over, but no recorder wrote it within "

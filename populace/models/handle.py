@@ -104,6 +104,7 @@ class ModelHandle:
         if memory:
             messages.extend(dict(m) for m in self._agent.memory.messages)
         messages.append({"role": "user", "content": prompt})
+        messages = _joined(messages)
         response = await self.generate(
             messages,
             schema=_schema(returns),
@@ -165,6 +166,18 @@ class ModelHandle:
         if response.error_kind:
             raise ModelFailure(f"model_{response.error_kind}", response.error, text=response.text)
         return response
+
+
+def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages in a row of one role as one: many chat templates insist that roles alternate."""
+    joined: list[dict[str, Any]] = []
+    for message in messages:
+        if joined and joined[-1]["role"] == message["role"]:
+            both = f"{joined[-1]['content']}\n\n{message['content']}"
+            joined[-1] = {**message, "content": both}
+        else:
+            joined.append(message)
+    return joined
 
 
 def _schema(returns: Any) -> dict[str, Any] | None:

@@ -48,10 +48,6 @@ class RunOrder(BaseModel):
     info: RunInfo
 
 
-class _Stopped(PopulaceError):
-    """The run was ended from outside."""
-
-
 class Run:
     """Plays one run, and tells of it."""
 

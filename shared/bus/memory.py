@@ -39,10 +39,10 @@ def subject_matches(pattern: str, subject: str) -> bool:
     if pattern == subject:
         return True
     wanted, got = pattern.split("."), subject.split(".")
-    for i, token in enumerate(wanted):
-        if token == ">":
+    for i, part in enumerate(wanted):
+        if part == ">":
             return len(got) > i
-        if i >= len(got) or token not in ("*", got[i]):
+        if i >= len(got) or part not in ("*", got[i]):
             return False
     return len(wanted) == len(got)
 
@@ -254,7 +254,7 @@ class _MemoryConsumer(Consumer):
                 break
             try:
                 await asyncio.wait_for(changed.wait(), max(wait, 0.001))
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 continue
         return []
 
@@ -396,7 +396,7 @@ class MemoryBus(Bus):
         self.broker.store(message)
         self.broker.publish(message)
 
-    async def sent(self, below: int = 0) -> None:  # noqa: ARG002
+    async def sent(self, below: int = 0) -> None:
         """Nothing ever waits in memory."""
 
     async def request(
@@ -427,7 +427,7 @@ class MemoryBus(Bus):
             if not self.broker.publish(message) and stored is None:
                 raise NoRespondersError(f"nobody listens on {subject!r}")
             return await asyncio.wait_for(answer, timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise BusTimeoutError(f"no answer on {subject!r} within {timeout:g} s") from None
         finally:
             await subscription.unsubscribe()
@@ -439,7 +439,7 @@ class MemoryBus(Bus):
         self._subscriptions.append(subscription)
         return subscription
 
-    async def flush(self, timeout: float = 10.0) -> None:  # noqa: ARG002
+    async def flush(self, timeout: float = 10.0) -> None:
         """Let what was sent reach its handlers' queues."""
         await asyncio.sleep(0)
 
@@ -456,7 +456,7 @@ class MemoryBus(Bus):
         idle = asyncio.gather(*(s.idle() for s in self._subscriptions))
         try:
             await asyncio.wait_for(idle, timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             _log.warning("handlers were still running when the bus closed", process=self.process)
         self._closed = True
         for callback in self._listeners:
@@ -477,7 +477,7 @@ class MemoryBus(Bus):
         *,
         headers: dict[str, str] | None = None,
         message_id: str = "",
-        timeout: float = 10.0,  # noqa: ARG002
+        timeout: float = 10.0,
     ) -> int:
         """See ``Bus.append``."""
         self._check(data)
@@ -528,7 +528,7 @@ class MemoryBus(Bus):
             if not found:
                 try:
                     await asyncio.wait_for(changed.wait(), idle)
-                except asyncio.TimeoutError:
+                except TimeoutError:
                     yield None
 
     async def bucket(
@@ -536,7 +536,7 @@ class MemoryBus(Bus):
         name: str,
         *,
         ttl: float = 0.0,
-        history: int = 1,  # noqa: ARG002
+        history: int = 1,
     ) -> KeyValue:
         """See ``Bus.bucket``."""
         return self.broker.buckets.setdefault(name, _MemoryBucket(ttl))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -119,7 +120,7 @@ class _NatsConsumer(Consumer):
                 await self.bind()
             messages = await self._inner.fetch(limit, timeout=timeout)
             return [_NatsDelivery(m) for m in messages]
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return []
         except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
             await asyncio.sleep(min(timeout, 0.2))
@@ -147,14 +148,14 @@ class _NatsBucket(KeyValue):
             found = await self._inner.get(key)
         except nats.js.errors.KeyNotFoundError:
             return None
-        except (nats.errors.Error, asyncio.TimeoutError) as error:
+        except (TimeoutError, nats.errors.Error) as error:
             raise BusError(f"the entry {key!r} can't be read: {error}") from error
         return Entry(key, found.value or b"", found.revision)
 
     async def put(self, key: str, value: bytes) -> int:
         try:
             return int(await self._inner.put(key, value))
-        except (nats.errors.Error, asyncio.TimeoutError) as error:
+        except (TimeoutError, nats.errors.Error) as error:
             raise BusError(f"the entry {key!r} can't be written: {error}") from error
 
     async def create(self, key: str, value: bytes) -> int:
@@ -170,13 +171,13 @@ class _NatsBucket(KeyValue):
             raise RevisionConflictError(
                 f"the entry {key!r} exists already or was changed by another"
             ) from None
-        except (nats.errors.Error, asyncio.TimeoutError) as error:
+        except (TimeoutError, nats.errors.Error) as error:
             raise BusError(f"the entry {key!r} can't be written: {error}") from error
 
     async def delete(self, key: str) -> None:
         try:
             await self._inner.delete(key)
-        except (nats.errors.Error, asyncio.TimeoutError) as error:
+        except (TimeoutError, nats.errors.Error) as error:
             raise BusError(f"the entry {key!r} can't be deleted: {error}") from error
 
     async def entries(self) -> list[Entry]:
@@ -184,7 +185,7 @@ class _NatsBucket(KeyValue):
             keys = await self._inner.keys()
         except nats.js.errors.NoKeysError:
             return []
-        except (nats.errors.Error, asyncio.TimeoutError) as error:
+        except (TimeoutError, nats.errors.Error) as error:
             raise BusError(f"a bucket can't be read: {error}") from error
         found = await asyncio.gather(*(self.get(key) for key in keys))
         return [entry for entry in found if entry is not None]
@@ -246,7 +247,7 @@ class NatsBus(Bus):
         shown = ", ".join(_without_secrets(u) for u in options["servers"])
         try:
             await asyncio.wait_for(bus._client.connect(**options), settings.connect_timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             reason = bus._last_error or "no answer"
             await bus._abandon()
             raise BusUnavailableError(
@@ -408,7 +409,7 @@ class NatsBus(Bus):
             )
         except nats.errors.NoRespondersError:
             raise NoRespondersError(f"nobody listens on {subject!r}") from None
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise BusTimeoutError(f"no answer on {subject!r} within {timeout:g} s") from None
         except nats.errors.Error as error:
             raise BusError(f"a request on {subject!r} failed: {error}") from error
@@ -454,8 +455,8 @@ class NatsBus(Bus):
         deadline = time.monotonic() + timeout
         try:
             await asyncio.wait_for(self.sent(), timeout)
-            await self._client.flush(max(0.1, deadline - time.monotonic()))
-        except (asyncio.TimeoutError, nats.errors.Error) as error:
+            await self._client.flush(max(1, math.ceil(deadline - time.monotonic())))
+        except (TimeoutError, nats.errors.Error) as error:
             raise BusTimeoutError(
                 f"the broker did not take everything within {timeout:g} s"
             ) from error
@@ -473,7 +474,7 @@ class NatsBus(Bus):
                 await asyncio.wait_for(self.sent(), timeout)
                 await asyncio.wait_for(self._client.drain(), timeout)
                 await asyncio.wait_for(self.sent(), 1.0)
-            except (asyncio.TimeoutError, nats.errors.Error) as error:
+            except (TimeoutError, nats.errors.Error) as error:
                 _log.warning("the bus could not be drained in time", error=str(error))
         elif self._outbox:
             _log.error("messages were never sent: the broker is away", count=len(self._outbox))
@@ -506,7 +507,7 @@ class NatsBus(Bus):
                 await self._js.add_stream(config)
             except nats.js.errors.BadRequestError:  # there is one with other settings
                 await self._js.update_stream(config)
-        except (nats.errors.Error, asyncio.TimeoutError) as error:
+        except (TimeoutError, nats.errors.Error) as error:
             raise BusError(
                 f"the stream {spec.name!r} can't be set up (is JetStream on?): {error}"
             ) from error
@@ -530,7 +531,7 @@ class NatsBus(Bus):
             )
         except nats.js.errors.NoStreamResponseError:
             raise NoRespondersError(f"no stream takes {subject!r}") from None
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise BusTimeoutError(
                 f"{subject!r} was not acknowledged within {timeout:g} s"
             ) from None
@@ -560,7 +561,7 @@ class NatsBus(Bus):
         consumer = _NatsConsumer(self._js, stream, config)
         try:
             await consumer.bind()
-        except (nats.errors.Error, asyncio.TimeoutError) as error:
+        except (TimeoutError, nats.errors.Error) as error:
             raise BusError(f"can't take messages from the stream {stream!r}: {error}") from error
         return consumer
 
@@ -590,7 +591,7 @@ class NatsBus(Bus):
                             consumer=info.name, stream=stream
                         )
                     messages = await inner.fetch(100, timeout=idle)
-                except asyncio.TimeoutError:
+                except TimeoutError:
                     yield None
                     continue
                 except nats.errors.Error as error:
@@ -617,7 +618,7 @@ class NatsBus(Bus):
             )
         except nats.js.errors.BadRequestError:  # there is one with other settings
             inner = await self._js.key_value(name)
-        except (nats.errors.Error, asyncio.TimeoutError) as error:
+        except (TimeoutError, nats.errors.Error) as error:
             raise BusError(
                 f"the bucket {name!r} can't be set up (is JetStream on?): {error}"
             ) from error

@@ -53,7 +53,7 @@ class EmbeddedBackend(Backend):
     def __init__(self, spec: ModelSpec, settings: Settings) -> None:
         self.name = "embedded"
         self.slots = settings.embedded_slots
-        self._threads = settings.embedded_threads
+        self._threads = settings.embedded_threads or max(1, min(4, settings.cores - 1))
         self._timeout = spec.timeout or settings.model_timeout
         self._weights = find_weights(settings)
         self._server: Any = None

@@ -139,7 +139,7 @@ class OpenAIBackend(Backend):
                 if reply.status != 200:
                     return self._refused(request, reply, await reply.text())
                 content = await reply.json(content_type=None)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return self._failed(
                 request, "timeout", f"{self._base} did not answer within {self._timeout:g} s"
             )
