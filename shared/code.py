@@ -28,7 +28,7 @@ def _package_root(module: Any) -> Path | None:
     if file is None:
         return None
     path: Path = Path(file).resolve()
-    depth = module.__name__.count(".") + (1 if path.name == "__init__.py" else 0)
+    depth: int = module.__name__.count(".") + (1 if path.name == "__init__.py" else 0)
     return path.parents[depth]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -277,7 +278,7 @@ def run_(
             if not stack.is_up(settings) and not _services_answer(settings):
                 if not as_json:
                     show.err.print("starting the services", markup=False)
-                stack.up(settings)
+                stack.up(_with_root(settings, file))
                 started = True
             outcome = asyncio.run(
                 _with_bus(settings, lambda bus: _run(bus, settings, file.spec, as_json))
@@ -286,6 +287,12 @@ def run_(
             if started:
                 stack.down(settings)
     _finish(outcome, as_json)
+
+
+def _with_root(settings: Settings, file: ScenarioFile) -> Settings:
+    """Settings under which services also load code from the scenario's own folder."""
+    roots = os.pathsep.join([settings.code_roots, file.spec.folder or "."])
+    return settings.model_copy(update={"code_roots": roots})
 
 
 def _services_answer(settings: Settings) -> bool:

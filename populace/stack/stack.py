@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import os
 import subprocess
 import sys
 import time
@@ -135,6 +136,7 @@ def _start_all(settings: Settings) -> StackRecord:
         "POPULACE_NATS_URL": record.nats_url,
         "POPULACE_HOME": str(settings.home.resolve()),
         "POPULACE_RUNS_DIR": str(settings.runs_dir.resolve()),
+        "POPULACE_CODE_ROOTS": os.pathsep.join(map(str, settings.roots)),
     }
     started = {
         name: begin(name, [sys.executable, "-m", module], environment)

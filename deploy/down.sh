@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Installs if needed, then runs 'populace down' in the current folder.
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+"$root/deploy/install.sh"
+exec "$root/.venv/bin/populace" down "$@"
