@@ -48,16 +48,19 @@ def port_is_free(port: int) -> bool:
         return True
 
 
-def broker_command(settings: Settings) -> tuple[list[str], Path]:
+def broker_command(settings: Settings, port: int | None = None) -> tuple[list[str], Path]:
     """The command that starts the broker, and the folder where it will name its port.
 
-    The usual port is taken if it is free; otherwise the system picks one.
+    Args:
+        settings: its data goes below their home.
+        port: default: the usual port if it is free; else, or with -1, the system picks one.
     """
     folder = settings.home.resolve() / "nats"
     ports = folder / "ports"
     shutil.rmtree(ports, ignore_errors=True)
     ports.mkdir(parents=True)
-    port = PREFERRED_PORT if port_is_free(PREFERRED_PORT) else -1
+    if port is None:
+        port = PREFERRED_PORT if port_is_free(PREFERRED_PORT) else -1
     config = folder / "nats.conf"
     config.write_text(
         "# Written at each start; the broker of one machine, reachable from this machine alone.\n"

@@ -104,15 +104,19 @@ class _NatsDelivery(Delivery):
 
 
 class _NatsConsumer(Consumer):
-    def __init__(self, js: JetStreamContext, stream: str, config: api.ConsumerConfig) -> None:
+    def __init__(
+        self, js: JetStreamContext, stream: str, config: api.ConsumerConfig, pulls: set[Any]
+    ) -> None:
         self._js, self._stream, self._config = js, stream, config
         self._inner: Any = None
+        self._pulls = pulls
 
     async def bind(self) -> None:
         await self._js.add_consumer(self._stream, self._config)
         self._inner = await self._js.pull_subscribe_bind(
             consumer=self._config.durable_name, stream=self._stream
         )
+        self._pulls.add(self._inner)
 
     async def fetch(self, limit: int, timeout: float) -> list[Delivery]:
         try:
@@ -135,6 +139,7 @@ class _NatsConsumer(Consumer):
     async def close(self) -> None:
         inner, self._inner = self._inner, None
         if inner is not None:
+            self._pulls.discard(inner)
             with contextlib.suppress(nats.errors.Error):
                 await inner.unsubscribe()
 
@@ -207,6 +212,8 @@ class NatsBus(Bus):
         self._publisher: asyncio.Task[None] | None = None
         self._broken = asyncio.Event()
         self._up = asyncio.Event()
+        self._pulls: set[Any] = set()
+        """Pull subscriptions; nats-py's drain would wait for what they hold back."""
         self._closed = False
         self._last_error = ""
 
@@ -470,6 +477,9 @@ class NatsBus(Bus):
         if self._closed:
             return
         if self.connected:
+            for pull in list(self._pulls):
+                with contextlib.suppress(nats.errors.Error):
+                    await pull.unsubscribe()
             try:
                 await asyncio.wait_for(self.sent(), timeout)
                 await asyncio.wait_for(self._client.drain(), timeout)
@@ -558,7 +568,7 @@ class NatsBus(Bus):
             max_ack_pending=max_waiting_acks,
             filter_subjects=list(subjects) or None,
         )
-        consumer = _NatsConsumer(self._js, stream, config)
+        consumer = _NatsConsumer(self._js, stream, config, self._pulls)
         try:
             await consumer.bind()
         except (TimeoutError, nats.errors.Error) as error:
@@ -590,6 +600,7 @@ class NatsBus(Bus):
                         inner = await self._js.pull_subscribe_bind(
                             consumer=info.name, stream=stream
                         )
+                        self._pulls.add(inner)
                     messages = await inner.fetch(100, timeout=idle)
                 except TimeoutError:
                     yield None
@@ -607,6 +618,7 @@ class NatsBus(Bus):
                     yield Message(message.subject, message.data, "", message.headers)
         finally:
             if inner is not None:
+                self._pulls.discard(inner)
                 with contextlib.suppress(nats.errors.Error):
                     await inner.unsubscribe()
 

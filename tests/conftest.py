@@ -1,0 +1,212 @@
+"""What tests share: a real broker, buses of both kinds, worlds of both kinds, a whole stack."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+import populace
+from populace.stack import processes
+from populace.stack.broker import broker_command, wait_for_broker
+from populace.stack.stack import _wait_for_services
+from populace.world import open_world
+from shared.bus import Bus, MemoryBroker, NatsBus
+from shared.settings import Settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class Broker:
+    """A real nats-server of the tests' own."""
+
+    url: str
+    home: Path
+    process: subprocess.Popen[bytes]
+
+    def settings(self, **more: object) -> Settings:
+        """Settings that lead to this broker."""
+        return Settings(
+            nats_url=self.url,
+            home=self.home,
+            code_roots=str(ROOT),
+            connect_timeout=5,
+            **more,  # type: ignore[arg-type]
+        )
+
+
+def start_broker(home: Path, port: int = -1) -> Broker:
+    """Start a broker; the caller ends it."""
+    command, ports = broker_command(Settings(home=home), port)
+    log = home / "broker.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    return Broker(wait_for_broker(process, ports, log), home, process)
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """One broker for all tests that don't harm it."""
+    made = start_broker(tmp_path_factory.mktemp("broker"))
+    yield made
+    made.process.terminate()
+    made.process.wait(10)
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
+    """Starts brokers that a test may kill."""
+    made: list[Broker] = []
+
+    def start(port: int = -1) -> Broker:
+        made.append(start_broker(tmp_path, port))
+        return made[-1]
+
+    yield start
+    for one in made:
+        with contextlib.suppress(ProcessLookupError):
+            one.process.kill()
+        one.process.wait(10)
+
+
+@pytest.fixture(params=["memory", "nats"])
+async def bus_maker(
+    request: pytest.FixtureRequest, broker: Broker
+) -> AsyncIterator[Callable[[], asyncio.Future[Bus]]]:
+    """Makes connections to one broker, of one kind; closes them all."""
+    made: list[Bus] = []
+    memory = MemoryBroker()
+
+    async def make() -> Bus:
+        bus: Bus = (
+            memory.connect()
+            if request.param == "memory"
+            else await NatsBus.connect(broker.settings(), broker.url)
+        )
+        made.append(bus)
+        return bus
+
+    yield make  # type: ignore[misc]
+    for bus in made:
+        await bus.drain()
+
+
+def unique(stem: str = "t") -> str:
+    """A subject token that no other test uses."""
+    return f"{stem}{uuid.uuid4().hex[:12]}"
+
+
+def start_service(module: str, broker: Broker, log: Path, **environment: str) -> subprocess.Popen:
+    """Start a service of the installation as a process of its own."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", module],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={
+                **os.environ,
+                "POPULACE_NATS_URL": broker.url,
+                "POPULACE_HOME": str(broker.home),
+                "POPULACE_CODE_ROOTS": str(ROOT),
+                processes.MARK: str(broker.home),
+                **environment,
+            },
+        )
+
+
+@dataclass
+class Services:
+    """A running installation."""
+
+    broker: Broker
+    runs: Path
+    logs: Path
+    processes: dict[str, subprocess.Popen]
+
+    def settings(self, **more: object) -> Settings:
+        """Settings that lead to it."""
+        return self.broker.settings(runs_dir=self.runs, **more)
+
+
+def _end(started: dict[str, subprocess.Popen]) -> None:
+    for process in started.values():
+        process.send_signal(signal.SIGTERM)
+    for process in started.values():
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(5)
+
+
+@pytest.fixture(scope="session")
+def services(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    """All services, as processes, for the tests that don't harm them."""
+    logs = tmp_path_factory.mktemp("logs")
+    runs = tmp_path_factory.mktemp("runs")
+    started = {
+        name: start_service(
+            module, broker, logs / f"{name}.log", POPULACE_RUNS_DIR=str(runs), POPULACE_WORKERS="2"
+        )
+        for name, module in {
+            "director": "services.director",
+            "recorder": "services.recorder",
+            "models": "services.models",
+            "agent_host": "agent_host",
+        }.items()
+    }
+    try:
+        asyncio.run(_wait_for_services(broker.settings(), broker.url, started, logs))
+        yield Services(broker, runs, logs, started)
+    finally:
+        _end(started)
+        left = processes.marked(str(broker.home))
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        assert not left, f"processes were left behind: {left}"
+
+
+@pytest.fixture(params=["local", "connect"])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[populace.World]:
+    """A world of two workers, in this process or in worker processes."""
+    if request.param == "local":
+        async with populace.local(workers=2, seed=5) as made:
+            yield made
+        return
+    services: Services = request.getfixturevalue("services")
+    async with open_world(
+        services.settings(), services.broker.url, run=unique("w"), seed=5, workers=2
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+async def distributed(services: Services) -> AsyncIterator[populace.World]:
+    """A world of two worker processes."""
+    async with open_world(
+        services.settings(), services.broker.url, run=unique("w"), seed=5, workers=2
+    ) as made:
+        yield made
+
+
+async def wait_until(
+    condition: Callable[[], bool], within: float = 10.0, what: str = "the condition"
+) -> None:
+    """Wait for something that announces itself in no other way, with a bound."""
+    deadline = asyncio.get_running_loop().time() + within
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, f"{what} did not come about"
+        await asyncio.sleep(0.01)
