@@ -333,7 +333,10 @@ class World:
         if self._loader.is_installed(path):
             return path, None
         folder = import_path(cls)[1]
-        return path, None if folder is None else str(folder)
+        if folder is None:
+            return path, None
+        self._loader.trust(folder)
+        return path, str(folder)
 
     def _place(self, cls: type[Agent], args: tuple[Any, ...], kwargs: dict[str, Any]) -> AgentProxy:
         """Make one agent, on the next worker in turn."""

@@ -101,6 +101,11 @@ class CodeLoader:
             sys.path.insert(0, str(path))
             importlib.invalidate_caches()
 
+    def trust(self, folder: Path) -> None:
+        """Allow modules of a folder from which this process has imported code already."""
+        if folder not in self._folders:
+            self._folders.append(folder)
+
     def register(self, path: str, value: Any) -> None:
         """Let a path stand for a class that this process holds already (local mode)."""
         self._cache[path] = value

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -168,7 +169,13 @@ def services(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         }.items()
     }
     try:
-        asyncio.run(_wait_for_services(broker.settings(), broker.url, started, logs))
+        # In a thread: the fixture may be asked for while a test's loop runs.
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(
+                lambda: asyncio.run(
+                    _wait_for_services(broker.settings(), broker.url, started, logs)
+                )
+            ).result(90)
         yield Services(broker, runs, logs, started)
     finally:
         _end(started)

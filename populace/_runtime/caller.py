@@ -19,7 +19,7 @@ from populace.errors import (
     WorkerLostError,
     error_from_wire,
 )
-from populace.placeholder import Placeholder, find_placeholders
+from populace.placeholder import _ERROR, Placeholder, find_placeholders
 from shared.bus import Bus, Message
 from shared.codec import FIRST_FREE_EXTENSION, Codec
 from shared.errors import BusError, CodecError, PayloadTooLargeError, PopulaceError
@@ -127,7 +127,7 @@ class _OpenSingles(OpenCall):
             placeholder = held[position]
             error = failed.get(place)
             if error is None:
-                placeholder._set_value(values[place])
+                _settle(placeholder, values[place])
             else:
                 placeholder._set_error(
                     error_from_wire(placeholder.label, placeholder.method, error)
@@ -709,7 +709,7 @@ class Caller:
             return
         del self._fetches[number]
         if outcome == batch.OK:
-            placeholder._set_value(content)
+            _settle(placeholder, content)
         elif outcome == batch.FAILED:
             placeholder._set_error(error_from_wire(placeholder.label, placeholder.method, content))
         else:
@@ -739,6 +739,14 @@ class Caller:
                 send(batch.FAILED, packed[1])
 
         held[0].add_done_callback(reply)
+
+
+def _settle(placeholder: Placeholder[Any], value: Any) -> None:
+    """Give a placeholder its answer, or the error that stands for one that can't be read."""
+    if type(value) is Placeholder and value._state == _ERROR:
+        placeholder._set_error(value._value)
+    else:
+        placeholder._set_value(value)
 
 
 def chain_of(task: CallTask) -> list[Any]:

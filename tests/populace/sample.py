@@ -1,0 +1,181 @@
+"""Agents for tests; workers import them by path."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import time
+from typing import Any
+
+from pydantic import BaseModel
+
+from populace import Agent, AgentProxy, Failure, Placeholder
+
+colour: contextvars.ContextVar[str] = contextvars.ContextVar("colour", default="none")
+
+
+class Vote(BaseModel):
+    choice: str
+    weight: float = 1.0
+
+
+class Unsendable:
+    pass
+
+
+class Echo(Agent):
+    """The paper's figure 2: adds its name to what it is told, after a while."""
+
+    def __init__(self, name: str, pause: float = 0.0) -> None:
+        self.name = name
+        self.pause = pause
+        self.started = self.ended = 0.0
+
+    async def reply(self, message: str) -> str:
+        self.started = time.time()
+        await self.sleep(self.pause)
+        self.ended = time.time()
+        return f"{message}>{self.name}"
+
+    def span(self) -> tuple[float, float]:
+        return self.started, self.ended
+
+    async def peek(self, message: Placeholder[str], early: float) -> tuple[bool, str]:
+        """Starts though the message isn't there yet."""
+        began = time.time()
+        text = await message
+        return began < early, f"{text}!"
+
+    def joined(self, parts: list[Any], more: dict[str, Any]) -> str:
+        return "+".join([*parts, *(more["deep"])])
+
+
+class Counter(Agent):
+    def __init__(self, start: int = 0) -> None:
+        self.count = start
+        self.order: list[int] = []
+
+    async def add(self, by: int = 1) -> int:
+        held = self.count
+        await asyncio.sleep(0)
+        await self.sleep(0.001)
+        self.count = held + by
+        return self.count
+
+    def note(self, number: int) -> None:
+        self.order.append(number)
+
+    async def note_slowly(self, number: int) -> None:
+        await self.sleep(0.02 if number % 3 == 0 else 0.0)
+        self.order.append(number)
+
+    def seen(self) -> list[int]:
+        return self.order
+
+    def total(self) -> int:
+        return self.count
+
+    async def forever(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.order.append(-1)
+
+
+class Odd(Agent):
+    """Goes wrong in every way."""
+
+    def __init__(self, broken: bool = False) -> None:
+        if broken:
+            raise ValueError("born broken")
+
+    def plain(self) -> None:
+        raise KeyError("plain trouble")
+
+    async def later(self) -> None:
+        await self.sleep(0.001)
+        raise RuntimeError("later trouble")
+
+    def failing(self) -> None:
+        raise Failure("no_opinion", "I would rather not say")
+
+    def unsendable(self) -> Any:
+        return Unsendable()
+
+    def leave(self) -> None:
+        raise SystemExit(3)
+
+    def huge(self, size: int) -> bytes:
+        return b"x" * size
+
+    def size_of(self, data: bytes) -> int:
+        return len(data)
+
+    def die(self) -> None:
+        os._exit(9)
+
+    def half(self, number: int) -> float:
+        if number % 2:
+            raise Failure("odd", f"{number} is odd")
+        return number / 2
+
+    async def ask(self, other: AgentProxy) -> Any:
+        return await other.later()
+
+    def _secret(self) -> str:
+        return "hidden"
+
+
+class Ring(Agent):
+    """Calls the next one, which calls the next one."""
+
+    def __init__(self) -> None:
+        self.visits = 0
+
+    def set(self, following: AgentProxy) -> None:
+        self.following = following
+
+    async def go(self, hops: int) -> list[str]:
+        self.visits += 1
+        if hops == 0:
+            return [self.id]
+        await self.sleep(0.005)
+        return [self.id, *await self.following.go(hops - 1)]
+
+    async def ask_next(self) -> str:
+        await self.sleep(0.02)
+        return str(await self.following.name())
+
+    def name(self) -> str:
+        return self.id
+
+
+class Voter(Agent):
+    def __init__(self, age: int = 0, city: str = "") -> None:
+        self.age = age
+        self.city = city
+
+    def row(self) -> tuple[int, int, str]:
+        return self.number, self.age, self.city
+
+    def vote(self, question: str, weight: float = 1.0) -> Vote:
+        return Vote(choice=f"{question}?" + "yes" * (self.number % 2), weight=weight)
+
+    def draw(self) -> float:
+        return self.random.random()
+
+    async def wait(self, seconds: float) -> int:
+        await self.sleep(seconds)
+        return self.number
+
+    def some_fail(self) -> int:
+        if self.number % 10 == 3:
+            raise Failure("unlucky", f"number {self.number}")
+        return self.number
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def text(self) -> str:
+        return "even" if self.number % 2 == 0 else "odd"
