@@ -35,6 +35,9 @@ _log = get_logger(__name__)
 PLACEHOLDER_EXTENSION = FIRST_FREE_EXTENSION
 AGENT_EXTENSION = FIRST_FREE_EXTENSION + 1
 _SWEEP = 0.1
+_FIRST_RECAP = 0.3
+_SLOWEST_RECAP = 5.0
+_MOST_RECAPPED = 10_000
 _LENT_FOR = 600.0
 _MOST_WATCHED = 64
 
@@ -136,6 +139,7 @@ class _OpenSingles(OpenCall):
         return self.left <= 0
 
     def kept(self, positions: Sequence[int]) -> bool:
+        """Note that answers are kept where they were made."""
         for position in positions:
             self.placeholders[position]._set_kept()
         self.left -= len(positions)
@@ -220,6 +224,8 @@ class Caller:
         self._deadlines: list[tuple[float, int]] = []
         self._lent: dict[tuple[int, int], tuple[Placeholder[Any], float]] = {}
         self._lost: dict[str, str] = {}
+        self._recap_step = _SLOWEST_RECAP
+        self._recap_at = time.monotonic() + _SLOWEST_RECAP
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
         codec.register(
@@ -553,10 +559,15 @@ class Caller:
             del self._open[number]
             self._send_cancel(call.shard, number, None)
             call.fail(["timeout", f"no answer within {call.timeout:g} s", ""])
+        if now >= self._recap_at:
+            if self.bus.connected:
+                self._recap(now)
+            else:
+                self._recap_at = now + _FIRST_RECAP
         if self._lent:
             for key in [k for k, (_, since) in self._lent.items() if now - since > _LENT_FOR]:
                 del self._lent[key]
-        if self._open or self._lent:
+        if self._open or self._lent or self._fetches:
             self._keep_sweeping()
 
     def shards_lost(self, shards: Sequence[str], reason: str) -> None:
@@ -592,9 +603,12 @@ class Caller:
                 if isinstance(part, OpenPart) and part.summary(done, failed, tokens, peek, partial):
                     self._open.pop(number, None)
         elif kind == batch.DONE:
-            for number, positions in fields[1]:
+            for number, sequence, positions in fields[1]:
                 singles = self._open.get(number)
-                if isinstance(singles, _OpenSingles) and singles.kept(batch.numbers(positions)):
+                if not isinstance(singles, _OpenSingles) or sequence in singles.seen:
+                    continue
+                singles.seen.add(sequence)
+                if singles.kept(batch.numbers(positions)):
                     self._open.pop(number, None)
         elif kind == batch.FETCHED:
             self._fetched(*fields[1:])
@@ -614,16 +628,34 @@ class Caller:
         if event == "closed" and not self._closed:
             self.close(f"the connection to the broker is closed ({detail})")
         elif event == "reconnected":
-            self._ask_again()
+            # Soon, and again while the workers may still be away themselves.
+            self._recap_step = _FIRST_RECAP
+            self._recap_at = time.monotonic() + _FIRST_RECAP
 
-    def _ask_again(self) -> None:
-        """After a lost connection: have the workers repeat what may have been lost."""
-        by_shard: dict[str, list[int]] = {}
+    def _recap(self, now: float) -> None:
+        """Ask the workers after calls that made no progress for a while.
+
+        Messages may be lost when any connection breaks, the worker's included, of which this
+        side hears nothing. A worker that is merely busy has nothing to answer.
+        """
+        since = now - self._recap_step
+        by_shard: dict[str, list[list[int]]] = {}
         for call in self._open.values():
-            by_shard.setdefault(call.shard, []).append(call.number)
-        for shard, numbers in by_shard.items():
-            data = self.codec.pack([batch.RECAP, self.inbox, numbers])
-            self.bus.send(self.subjects.run_call(self.run, shard), data)
+            if call.deadline - call.timeout <= since:
+                rows = by_shard.setdefault(call.shard, [])
+                if len(rows) < _MOST_RECAPPED:
+                    rows.append([call.number, len(call.seen)])
+        for shard, rows in by_shard.items():
+            data = self.codec.pack([batch.RECAP, self.inbox, rows])
+            try:
+                self.bus.send(self.subjects.run_call(self.run, shard), data)
+            except BusError as error:
+                _log.warning("calls could not be asked after", shard=shard, error=str(error))
+        for number, placeholder in self._fetches.items():
+            subject = self.subjects.run_call(self.run, placeholder.shard)
+            self._send_fetch(subject, number, self._source_of(placeholder))
+        self._recap_step = min(_SLOWEST_RECAP, self._recap_step * 2)
+        self._recap_at = now + self._recap_step
 
     def _send_again(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -674,13 +706,6 @@ class Caller:
 
     def fetch(self, placeholder: Placeholder[Any]) -> None:
         """Ask the worker that made an answer (or keeps it) to send it here."""
-        source = placeholder._source or (
-            self.inbox,
-            placeholder.call,
-            placeholder.position,
-            placeholder.shard,
-            True,
-        )
         if (reason := self._refusal(placeholder.shard)) is not None:
             placeholder._set_error(error_from_wire(placeholder.label, placeholder.method, reason))
             return
@@ -688,7 +713,18 @@ class Caller:
         number = self._calls
         self._fetches[number] = placeholder
         asyncio.get_running_loop().call_later(self.timeout, self._fetch_overdue, number)
-        self._send_fetch(self.subjects.run_call(self.run, placeholder.shard), number, source)
+        subject = self.subjects.run_call(self.run, placeholder.shard)
+        self._send_fetch(subject, number, self._source_of(placeholder))
+        self._keep_sweeping()
+
+    def _source_of(self, placeholder: Placeholder[Any]) -> tuple[str, int, int, str, bool]:
+        return placeholder._source or (
+            self.inbox,
+            placeholder.call,
+            placeholder.position,
+            placeholder.shard,
+            True,
+        )
 
     def _send_fetch(self, subject: str, number: int, source: tuple[Any, ...]) -> None:
         inbox, call, position, _, kept = source

@@ -273,9 +273,9 @@ class Worker:
             self._kept.put((group.caller, group.number, position), outcome, packed)
             kept.append(position)
         if kept:
-            self._send(
-                group.caller, [batch.DONE, [[group.number, batch.column(kept)]]], {group.number}
-            )
+            group.sequence += 1
+            row = [group.number, group.sequence, batch.column(kept)]
+            self._send(group.caller, [batch.DONE, [row]], {group.number})
         if sent:
             places = {place: i for i, (place, _) in enumerate(sent)}
             answers.setdefault(group.caller, []).append(
@@ -484,17 +484,21 @@ class Worker:
         for inbox, number in self._early.pop(key, ()):
             self._send_fetched(inbox, number, batch.ASK_CALLER, None)
 
-    def _recap(self, inbox: str, numbers: list[int]) -> None:
-        """A caller's connection was lost: repeat what it may have missed."""
+    def _recap(self, inbox: str, rows: list[list[int]]) -> None:
+        """A caller asks after calls: repeat what it may have missed."""
         unknown: list[int] = []
-        missing = set()
-        for number in numbers:
+        missing: set[int] = set()
+        repeat: set[int] = set()
+        for number, seen in rows:
             key = (inbox, number)
+            group = self._open.get(key)
             if key in self._finished:
                 missing.add(number)
-            elif key not in self._open:
+                repeat.add(number)
+            elif group is None:
                 unknown.append(number)
-        repeat = {n for n in numbers if n not in unknown}
+            elif group.sequence > seen:
+                repeat.add(number)
         for held_inbox, calls, data in list(self._retained):
             if held_inbox == inbox and calls & repeat:
                 self.bus.send(inbox, data)

@@ -10,9 +10,9 @@ kind       fields
 CALLS      caller's inbox, groups ``[call, method, args, kwargs, indexes, options]``
 CANCEL     caller's inbox, call, positions (None: all)
 FETCH      asker's inbox, asker's number, ``[caller's inbox, call, position]``, kept
-RECAP      caller's inbox, calls still open there
+RECAP      caller's inbox, ``[[call, batches of it that came], ...]`` still open there
 ANSWERS    groups ``[call, sequence, positions, values, errors]``, errors ``[[place, error]]``
-DONE       groups ``[call, positions]``: done, kept where it was made
+DONE       groups ``[call, sequence, positions]``: done, kept where it was made
 SUMMARY    groups ``[call, done, failed, tokens, mean so far, partial]``; partial at the end
 FETCHED    asker's number, outcome, value or error
 UNKNOWN    calls of a RECAP that never arrived

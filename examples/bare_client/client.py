@@ -1,0 +1,32 @@
+"""Play a scenario and print every answer, with nothing but a NATS client.
+
+python examples/bare_client/client.py examples/guess_two_thirds/dummy.yaml
+"""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import nats
+import yaml
+
+
+async def main(file: Path) -> None:
+    nc = await nats.connect(os.environ.get("POPULACE_NATS_URL", "nats://127.0.0.1:4222"))
+    scenario = {**yaml.safe_load(file.read_text()), "folder": str(file.resolve().parent)}
+    events = await nc.subscribe("populace.run.>")
+    reply = await nc.request("populace.scenario.submit", json.dumps(scenario).encode(), timeout=10)
+    run = json.loads(reply.data).get("run") or sys.exit(reply.data.decode())
+    async for event in events.messages:
+        content = json.loads(event.data) if f".{run}." in event.subject else {}
+        if ".results." in event.subject and content:
+            for agent, answer in zip(content["agents"], content["values"], strict=True):
+                print(json.dumps({"round": content["round"], "agent": agent, "answer": answer}))
+        elif content.get("kind") == "ended":
+            break
+    await nc.close()
+
+
+asyncio.run(main(Path(sys.argv[1])))
