@@ -194,13 +194,6 @@ class ServiceContext:
                 name=name, subject=subject, handler=handle, queue_group=self.name
             )
 
-    async def withdraw(self) -> None:
-        """Take the service off the protocol."""
-        if self._micro is not None:
-            micro, self._micro = self._micro, None
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(micro.stop(), 2)
-
 
 def run_service(name: str, main: Callable[[ServiceContext], Coroutine[Any, Any, None]]) -> int:
     """Run a service until SIGTERM or SIGINT; returns the process's exit code.
@@ -232,7 +225,6 @@ def run_service(name: str, main: Callable[[ServiceContext], Coroutine[Any, Any, 
             _log.error(str(error))
             return 1
         finally:
-            await context.withdraw()
             await bus.drain()
             _log.info("stopped")
 

@@ -1,6 +1,6 @@
 """Play a scenario and print every answer, with nothing but a NATS client.
 
-python examples/bare_client/client.py examples/guess_two_thirds/dummy.yaml
+python examples/bare_client/client.py examples/guess_two_thirds/dummy.yaml [AGENTS]
 """
 
 import asyncio
@@ -13,15 +13,18 @@ import nats
 import yaml
 
 
-async def main(file: Path) -> None:
+async def main(file: Path, *agents: str) -> None:
     nc = await nats.connect(os.environ.get("POPULACE_NATS_URL", "nats://127.0.0.1:4222"))
     scenario = {**yaml.safe_load(file.read_text()), "folder": str(file.resolve().parent)}
+    scenario["agents"] = {"count": int(*agents or [100])}
     events = await nc.subscribe("populace.run.>")
     reply = await nc.request("populace.scenario.submit", json.dumps(scenario).encode(), timeout=10)
     run = json.loads(reply.data).get("run") or sys.exit(reply.data.decode())
     async for event in events.messages:
-        content = json.loads(event.data) if f".{run}." in event.subject else {}
-        if ".results." in event.subject and content:
+        if f"{run}.results." not in event.subject and f"{run}.status" not in event.subject:
+            continue
+        content = json.loads(event.data)
+        if "values" in content:
             for agent, answer in zip(content["agents"], content["values"], strict=True):
                 print(json.dumps({"round": content["round"], "agent": agent, "answer": answer}))
         elif content.get("kind") == "ended":
@@ -29,4 +32,4 @@ async def main(file: Path) -> None:
     await nc.close()
 
 
-asyncio.run(main(Path(sys.argv[1])))
+asyncio.run(main(Path(sys.argv[1]), *sys.argv[2:]))

@@ -63,9 +63,8 @@ Set = Annotated[
 def main() -> int:
     """Run the command line; returns the exit code."""
     try:
-        app(standalone_mode=False)
-    except typer.Exit as exit_:
-        return int(exit_.exit_code)
+        # Without click's standalone mode, an Exit comes back as the call's value.
+        return int(app(standalone_mode=False) or 0)
     except typer.Abort:
         return INTERRUPTED
     except KeyboardInterrupt:
@@ -81,7 +80,6 @@ def main() -> int:
         return FAILED
     except Exception as error:
         return _usage_error(error)
-    return 0
 
 
 def _usage_error(error: Exception) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def _find(record: ProcessRecord) -> psutil.Process | None:
         process = psutil.Process(record.pid)
         if abs(process.create_time() - record.created) > 1.0:
             return None  # the number was given to another
-        return None if process.status() == psutil.STATUS_ZOMBIE else process
+        return process if _runs(process) else None
     except psutil.Error:
         return None
 
@@ -70,12 +71,33 @@ def end(processes: Iterable[psutil.Process], within: float) -> int:
     for process in held:
         with contextlib.suppress(psutil.Error):
             process.terminate()
-    _, late = psutil.wait_procs(held, timeout=within)
+    late = _wait(held, within)
     for process in late:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(late, timeout=5)
+    _wait(late, 5.0)
     return len(late)
+
+
+def _wait(held: list[psutil.Process], within: float) -> list[psutil.Process]:
+    """Wait for processes to end; returns those that did not.
+
+    A process that has ended but was not collected by its parent counts as ended: the parent
+    may be an init that looks only now and then.
+    """
+    deadline = time.monotonic() + within
+    while True:
+        held = [p for p in held if _runs(p)]
+        if not held or time.monotonic() > deadline:
+            return held
+        time.sleep(0.02)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def end_recorded(records: Iterable[ProcessRecord], within: float) -> int:

@@ -1,0 +1,55 @@
+"""Scenarios for tests; the director's processes import them by path."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pydantic import BaseModel, ConfigDict
+
+from populace import Agent, Failure, Scenario
+
+
+class Member(Agent):
+    def __init__(self, pause: float = 0.0) -> None:
+        self.pause = pause
+        self.times = 0
+
+    async def act(self, n: int) -> float:
+        self.times += 1
+        if self.pause:
+            await self.sleep(self.pause * (1 + self.number % 4))
+        if self.number % 10 == 3:
+            raise Failure("unlucky", f"number {self.number}")
+        return float(self.number * n)
+
+    async def say(self) -> dict[str, object]:
+        answer = await self.model.ask("Pick a number.")
+        return {"text": answer, "round": self.round}
+
+
+class Params(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    pause: float = 0.0
+    raises: str = ""
+    ask: bool = False
+
+
+class Game(Scenario):
+    Params = Params
+
+    async def setup(self) -> None:
+        if self.params.raises == "setup":
+            raise RuntimeError("no board")
+        self.members = await self.population(Member, self.params.pause, name="members")
+
+    async def round(self, n: int) -> None:
+        if self.params.raises == f"round {n}":
+            raise RuntimeError("the board fell over")
+        if self.params.ask:
+            await self.members.say()
+            return
+        summary = await self.members.act(n).reduce("mean")
+        self.record(mean=summary.mean)
+
+    async def finish(self) -> None:
+        await asyncio.sleep(0)

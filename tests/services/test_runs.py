@@ -1,0 +1,334 @@
+"""Whole runs through director, workers, model service and recorder, as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import nats
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from populace.cli.runs import Outcome, cancel, follow, submit
+from populace.scenario_file import read_scenario
+from shared.bus import NatsBus
+from shared.codec import from_public
+from shared.errors import PopulaceError
+from shared.messages.scenario import ScenarioSpec
+from tests.conftest import ROOT, Services, unique
+
+GAMES = str(ROOT / "tests" / "services")
+
+
+def game(**more: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "name": "a game",
+        "scenario": "games:Game",
+        "folder": GAMES,
+        "seed": 3,
+        "rounds": 2,
+        "agents": {"count": 50},
+        "models": {"default": {"backend": "scripted"}},
+    }
+    fields.update(more)
+    return fields
+
+
+async def play(services: Services, fields: dict[str, Any]) -> Outcome:
+    settings = services.settings()
+    bus = await NatsBus.connect(settings, services.broker.url)
+    try:
+        run = await submit(bus, settings, ScenarioSpec.model_validate(fields))
+        return await watch(bus, services, run)
+    finally:
+        await bus.drain()
+
+
+async def watch(bus: NatsBus, services: Services, run: str) -> Outcome:
+    outcome = Outcome(run)
+    async with asyncio.timeout(60):
+        async for status in follow(bus, services.settings(), run):
+            if status is not None:
+                outcome.take(status)
+    return outcome
+
+
+def recorded(services: Services, run: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(services.runs / run / "answers.parquet").to_pylist()
+    return rows
+
+
+async def test_a_run_from_end_to_end(services: Services) -> None:
+    outcome = await play(services, game())
+    assert (outcome.state, outcome.reason) == ("finished", "")
+    assert [(r.round, r.answers, r.failed) for r in outcome.rows] == [(1, 45, 5), (2, 45, 5)]
+    assert outcome.rows[0].failures == {"unlucky": 5}
+    good = [i for i in range(50) if i % 10 != 3]
+    assert outcome.rows[1].values == {"mean": sum(good) * 2 / 45}
+    rows = recorded(services, outcome.run)
+    assert [(r["round"], r["agent"]) for r in rows] == [(n, i) for n in (1, 2) for i in range(50)]
+    assert [r["value"] for r in rows[50:]] == [
+        None if i % 10 == 3 else i * 2.0 for i in range(50)
+    ]
+    assert rows[3]["error"] == "unlucky"
+    assert rows[3]["message"] == "number 3"
+    folder = services.runs / outcome.run
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert (manifest["state"], manifest["answers"], manifest["failed"]) == ("finished", 90, 10)
+    assert (manifest["seed"], manifest["missing"]) == (3, 0)
+    assert manifest["scripted"] == ["default"]
+    assert len(manifest["scenario_sha256"]) == 64
+    rounds = json.loads((folder / "rounds.json").read_text())
+    assert [r["answers"] for r in rounds] == [45, 45]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "answers.parquet",
+        "manifest.json",
+        "rounds.json",
+    ]
+
+
+async def test_nobody_is_dropped_by_a_division(services: Services) -> None:
+    outcome = await play(services, game(agents={"count": 1007, "workers": 3}, rounds=1))
+    assert outcome.rows[0].answers + outcome.rows[0].failed == 1007
+    assert sorted(r["agent"] for r in recorded(services, outcome.run)) == list(range(1007))
+
+
+async def test_results_do_not_depend_on_the_number_of_workers(services: Services) -> None:
+    tables = []
+    for workers in (1, 3):
+        fields = game(agents={"count": 40, "workers": workers}, params={"ask": True})
+        outcome = await play(services, fields)
+        rows = recorded(services, outcome.run)
+        tables.append([(r["round"], r["agent"], r["answer"]) for r in rows])
+        assert {r["backend"] for r in rows} == {"scripted"}
+        assert all(r["tokens"] > 0 for r in rows)
+    assert tables[0] == tables[1]
+    assert len({answer for _, _, answer in tables[0]}) == 80
+
+
+async def test_by_event_with_a_bare_client(services: Services) -> None:
+    """JSON in, JSON out, each answer once; the sender names the run."""
+    run = unique("event")
+    client = await nats.connect(services.broker.url)
+    seen: Counter[tuple[int, int]] = Counter()
+    ended = asyncio.Event()
+
+    async def see(message: Any) -> None:
+        content = json.loads(message.data)
+        if ".results." in message.subject:
+            for agent in content["agents"]:
+                seen[(content["round"], agent)] += 1
+        elif content["kind"] == "recorded":
+            ended.set()
+
+    await client.subscribe(f"populace.run.{run}.>", cb=see)
+    await client.publish("populace.scenario.event", json.dumps(game(run=run)).encode())
+    await asyncio.wait_for(ended.wait(), 60)
+    assert seen == Counter({(n, i): 1 for n in (1, 2) for i in range(50)})
+    await client.close()
+
+
+async def test_by_request_with_a_bare_client(services: Services) -> None:
+    client = await nats.connect(services.broker.url)
+
+    async def request(fields: Any) -> dict[str, Any]:
+        data = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+        reply = await client.request("populace.scenario.submit", data, timeout=10)
+        answer: dict[str, Any] = json.loads(reply.data)
+        return answer
+
+    first = await request(game(run=unique("req")))
+    assert set(first) == {"run"}
+    assert "is not a key" in (await request(game(colour="red")))["error"]
+    assert "rounds" in (await request(game(rounds=-1)))["error"]
+    assert "can't be read" in (await request(b"{broken"))["error"]
+    assert "must be 1 to 64" in (await request(game(run="a.b")))["error"]
+    bus = await NatsBus.connect(services.settings(), services.broker.url)
+    await watch(bus, services, first["run"])
+    again = await request(game(run=first["run"]))
+    assert "there is a run named" in again["error"]
+    await bus.drain()
+    await client.close()
+
+
+async def test_a_bad_event_ends_in_a_status(services: Services) -> None:
+    run = unique("bad")
+    bus = await NatsBus.connect(services.settings(), services.broker.url)
+    data = json.dumps(game(run=run, rounds="many")).encode()
+    await bus.append(services.settings().subjects.scenario_event, data)
+    outcome = await watch(bus, services, run)
+    assert outcome.state == "failed"
+    assert "rounds" in outcome.reason
+    await bus.drain()
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"params": {"raises": "setup"}}, "RuntimeError: no board"),
+        ({"params": {"raises": "round 2"}}, "the board fell over"),
+        ({"params": {"size": 3}}, "params.size: is not a key"),
+        ({"scenario": "games:Nothing"}, "has no 'Nothing'"),
+        ({"scenario": "nowhere:Game"}, "no module named 'nowhere'"),
+        ({"folder": "/usr/lib"}, "outside the folders"),
+        ({"agents": {"count": 5000, "workers": 1000}}, "1000 workers were asked for"),
+        (
+            {
+                "models": {
+                    "default": {"backend": "openai", "base_url": "http://127.0.0.1:9", "model": "m"}
+                }
+            },
+            "models.default: the model endpoint http://127.0.0.1:9 can't be reached",
+        ),
+        (
+            {
+                "models": {
+                    "default": {
+                        "backend": "openai",
+                        "base_url": "http://127.0.0.1:9",
+                        "model": "m",
+                        "api_key_env": "PATH",
+                    }
+                }
+            },
+            "may not read",
+        ),
+    ],
+)
+async def test_runs_that_fail_say_why(
+    services: Services, more: dict[str, Any], reason: str
+) -> None:
+    outcome = await play(services, game(**more))
+    assert outcome.state == "failed"
+    assert reason in outcome.reason
+    assert "\n" not in outcome.reason
+    manifest = json.loads((services.runs / outcome.run / "manifest.json").read_text())
+    assert manifest["reason"] == outcome.reason
+    if more.get("params") == {"raises": "round 2"}:
+        assert len(recorded(services, outcome.run)) == 50  # what it had is kept
+
+
+async def test_cancelling_keeps_what_there_is(services: Services) -> None:
+    settings = services.settings()
+    bus = await NatsBus.connect(settings, services.broker.url)
+    spec = ScenarioSpec.model_validate(game(params={"pause": 1.0}, rounds=50))
+    run = await submit(bus, settings, spec)
+    outcome = Outcome(run)
+    asked = False
+    async with asyncio.timeout(60):
+        async for status in follow(bus, settings, run):
+            if status is None:
+                continue
+            outcome.take(status)
+            if status.kind == "progress" and (status.done or 0) >= 10 and not asked:
+                asked = True
+                began = time.monotonic()
+                await cancel(bus, settings, run)
+    assert time.monotonic() - began < 10
+    assert outcome.state == "cancelled"
+    rows = recorded(services, run)
+    assert 10 <= len(rows) < 2500
+    with pytest.raises(PopulaceError):
+        await cancel(bus, settings, run)
+    await bus.drain()
+
+
+async def test_several_runs_at_once(services: Services) -> None:
+    fields = [game(params={"pause": 0.3}, seed=i) for i in range(3)]
+    began = time.monotonic()
+    outcomes = await asyncio.gather(*(play(services, f) for f in fields))
+    assert [o.state for o in outcomes] == ["finished"] * 3
+    assert len({o.run for o in outcomes}) == 3
+    assert time.monotonic() - began < 30
+
+
+async def test_a_worker_killed_in_a_round(services: Services) -> None:
+    """Its agents' failures are counted and recorded; the others' answers too."""
+    settings = services.settings()
+    bus = await NatsBus.connect(settings, services.broker.url)
+    spec = ScenarioSpec.model_validate(
+        game(params={"pause": 0.7}, rounds=1, agents={"count": 40, "workers": 2})
+    )
+    run = await submit(bus, settings, spec)
+    outcome = Outcome(run)
+    killed = False
+    async with asyncio.timeout(60):
+        async for status in follow(bus, settings, run):
+            if status is None:
+                continue
+            outcome.take(status)
+            if status.kind == "progress" and not killed:
+                killed = True
+                (victim, *_) = _workers_of(services, run)
+                victim.kill()
+    assert killed
+    assert outcome.state == "finished"
+    row = outcome.rows[0]
+    assert row.answers + row.failed == 40
+    assert row.failures["worker_lost"] == 20
+    rows = recorded(services, run)
+    assert len(rows) == 40
+    assert sum(r["error"] == "worker_lost" for r in rows) <= 20
+    manifest = json.loads((services.runs / run / "manifest.json").read_text())
+    assert "killed by signal 9" in manifest["workers_lost"][0]
+    await bus.drain()
+
+
+def _workers_of(services: Services, run: str) -> list[psutil.Process]:
+    """Worker processes that are at work (spare ones have used no connection yet)."""
+    host = psutil.Process(services.processes["agent_host"].pid)
+    found = [p for p in host.children() if "agent_host.worker" in p.cmdline()]
+    connected = [p for p in found if p.net_connections(kind="tcp")]
+    assert connected, run
+    return connected
+
+
+async def test_results_come_as_they_were_asked_for(services: Services) -> None:
+    settings = services.settings()
+    bus = await NatsBus.connect(settings, services.broker.url)
+    formats = {}
+    for wanted in ("json", "msgpack"):
+        outcome = await play(services, game(results_format=wanted, rounds=1))
+        subject = settings.subjects.run_results(outcome.run)
+        async for message in bus.replay(settings.subjects.stream_runs, (subject,)):
+            assert message is not None
+            formats[wanted] = message.header("content-type")
+            assert from_public(message.data)["run"] == outcome.run
+            break
+    assert formats == {"json": "application/json", "msgpack": "application/msgpack"}
+    await bus.drain()
+
+
+async def test_the_example_is_as_good_as_its_word(services: Services) -> None:
+    spec = read_scenario(ROOT / "examples/guess_two_thirds/dummy.yaml", {"agents.count": 500}).spec
+    outcome = await play(services, spec.model_dump(mode="json", exclude_none=True))
+    assert outcome.state == "finished"
+    assert [r.values["parsed"] for r in outcome.rows] == [500, 500]
+    for row in outcome.rows:
+        assert row.values["winning"] == pytest.approx(row.values["mean"] * 2 / 3)
+        assert 40 < row.values["mean"] < 60
+    rows = recorded(services, outcome.run)
+    assert all(json.loads(r["answer"])["number"] == r["value"] for r in rows)
+
+
+async def test_the_bare_client(services: Services) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ROOT / "examples/bare_client/client.py"),
+        str(ROOT / "examples/guess_two_thirds/dummy.yaml"),
+        "300",
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "POPULACE_NATS_URL": services.broker.url},
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0
+    lines = [json.loads(line) for line in out.decode().splitlines()]
+    assert sorted((x["round"], x["agent"]) for x in lines) == [
+        (n, i) for n in (1, 2) for i in range(300)
+    ]

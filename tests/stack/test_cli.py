@@ -1,0 +1,303 @@
+"""The command line, as processes: every user's mistake, every way to be interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from populace.stack import processes
+from tests.conftest import ROOT, Services
+
+DUMMY = str(ROOT / "examples/guess_two_thirds/dummy.yaml")
+SLOW = ["--set", "models.default.script.latency=0.3", "--set", "models.default.concurrency=20"]
+
+
+class Shell:
+    """Runs ``populace`` in a working directory of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            key: value for key, value in os.environ.items() if not key.startswith("POPULACE_")
+        }
+        self.environment.update(POPULACE_CODE_ROOTS=str(ROOT), COLUMNS="120")
+
+    def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "populace", *arguments],
+            cwd=self.folder,
+            env={**self.environment, "PYTHONPATH": str(ROOT), **more},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, **more: str) -> tuple[int, str, str]:
+        process = self.start(*arguments, **more)
+        out, err = process.communicate(timeout=110)
+        return process.returncode, out, err
+
+    def left(self) -> list[psutil.Process]:
+        return processes.marked(str((self.folder / ".populace").resolve()))
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    made = Shell(tmp_path)
+    yield made
+    left = made.left()
+    for process in left:
+        process.kill()
+    assert not left
+
+
+def one_sentence(err: str) -> str:
+    (line,) = err.strip().splitlines()
+    assert line.startswith("populace: ")
+    assert "Traceback" not in err
+    return line
+
+
+def test_help_and_version(shell: Shell) -> None:
+    code, out, _ = shell.run("--help")
+    assert code == 0
+    for command in ("up", "down", "status", "check", "publish", "watch", "run", "results"):
+        assert re.search(rf"\b{command}\b", out)
+    assert shell.run("--version")[:2] == (0, "0.1.0\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["check", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
+        (["run", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
+        (["check", DUMMY, "--set", "colour=red"], "colour: is not a key"),
+        (["run", DUMMY, "--set", "rounds=many"], "dummy.yaml:5: rounds: "),
+        (["run", DUMMY, "--set", "scenario=scenario:Nobody"], "dummy.yaml:3: scenario: "),
+        (["run", DUMMY, "--set", "scenario=nowhere:Nobody"], "no module named 'nowhere'"),
+        (["run", DUMMY, "--set", "params.target.ratio=2/0"], "params.target.ratio: must be a"),
+        (["run", DUMMY, "--agents", "0"], "agents.count: "),
+        (["run", DUMMY, "--agents", "some"], "Invalid value for '--agents'"),
+        (["run"], "Missing argument 'SCENARIO'"),
+        (["dance"], "No such command 'dance'"),
+        (["results", "none"], "no recorded run 'none'"),
+        (["results", "../.."], "must be 1 to 64 characters"),
+    ],
+)
+def test_input_that_cannot_be_used(shell: Shell, arguments: list[str], complaint: str) -> None:
+    code, out, err = shell.run(*arguments)
+    assert (code, out) == (2, "")
+    assert complaint in one_sentence(err)
+    assert not shell.left()
+
+
+def test_a_setting_that_cannot_be_used(shell: Shell) -> None:
+    code, _, err = shell.run("status", POPULACE_WORKERS="lots")
+    assert code == 2
+    assert "POPULACE_WORKERS" in one_sentence(err)
+
+
+@pytest.mark.parametrize("command", [["status"], ["up"], ["run", DUMMY], ["publish", DUMMY]])
+def test_a_broker_that_is_not_there(shell: Shell, command: list[str]) -> None:
+    code, _, err = shell.run(
+        *command,
+        POPULACE_NATS_URL="nats://user:hidden@127.0.0.1:9",
+        POPULACE_CONNECT_TIMEOUT="1",
+    )
+    assert code == 3
+    assert "no NATS broker could be reached at nats://127.0.0.1:9" in one_sentence(err)
+    assert "hidden" not in err
+    assert not shell.left()
+
+
+def test_check(shell: Shell) -> None:
+    code, out, err = shell.run("check", DUMMY)
+    assert (code, err) == (0, "")
+    assert "good; 10,000 agents, 2 rounds" in out
+    code, out, _ = shell.run("check", DUMMY, "--agents", "5", "--json")
+    assert json.loads(out)["agents"] == {"count": 5}
+
+
+def test_up_twice_publish_watch_results_down(shell: Shell) -> None:
+    code, out, err = shell.run("up")
+    assert (code, err) == (0, "")
+    assert "Populace is up" in out
+    before = {p.pid for p in shell.left()}
+    code, out, err = shell.run("up")
+    assert code == 1
+    assert "up here already" in one_sentence(err)
+    assert {p.pid for p in shell.left()} >= before
+
+    code, out, err = shell.run("status")
+    assert (code, err) == (0, "")
+    assert "director   1 up" in out
+    status = json.loads(shell.run("status", "--json")[1])
+    assert all(count == 1 for count in status["services"].values())
+    assert len(status["hosts"]) == 1
+
+    code, out, err = shell.run("publish", DUMMY, "--agents", "200", "--run", "mine")
+    assert (code, out, err) == (0, "mine\n", "")
+    code, out, err = shell.run("watch", "mine")
+    assert code == 0
+    assert "200" in out
+    code, out, _ = shell.run("watch", "mine", "--json")
+    assert json.loads(out)["rows"][1]["answers"] == 200
+    code, out, _ = shell.run("results", "mine", "--json")
+    assert json.loads(out)["manifest"]["answers"] == 400
+    assert "scripted: no language model" in shell.run("results", "mine")[1]
+    code, _, err = shell.run("publish", DUMMY, "--run", "mine")
+    assert code == 2
+    assert "there is a run named 'mine' already" in one_sentence(err)
+    code, _, err = shell.run("watch", "nobody")
+    assert code == 1
+    assert "there is no run named 'nobody'" in one_sentence(err)
+    code, _, err = shell.run("cancel", "nobody")
+    assert code == 2
+    assert "mine" in shell.run("runs")[1]
+
+    code, out, err = shell.run("run", DUMMY, "--agents", "50", "--json")
+    assert code == 0
+    assert json.loads(out)["state"] == "finished"
+    assert shell.left()  # a run stops only what it started
+
+    code, out, err = shell.run("down")
+    assert (code, err) == (0, "")
+    assert "stopped" in out
+    assert not shell.left()
+    assert shell.run("down")[1] == "nothing was running here\n"
+
+
+def test_run_does_it_all_and_leaves_nothing(shell: Shell) -> None:
+    code, out, err = shell.run("run", DUMMY, "--agents", "1007", "--workers", "3")
+    assert code == 0, err
+    assert re.search(r"1 +1,007 +0 +1,007", out)
+    assert "Traceback" not in err
+    assert not shell.left()
+    (folder,) = (shell.folder / "runs").iterdir()
+    assert {p.name for p in folder.iterdir()} == {"answers.parquet", "manifest.json", "rounds.json"}
+
+
+def test_a_taken_port_is_no_trouble(shell: Shell) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", 4222))
+            taken.listen()
+        except OSError:
+            pass  # someone else has it, which serves as well
+        code, out, _ = shell.run("up")
+        assert code == 0
+        assert ":4222" not in out
+        assert shell.run("down")[0] == 0
+
+
+def test_a_dead_model_endpoint(shell: Shell) -> None:
+    file = shell.folder / "dead.yaml"
+    source = ROOT / "examples/guess_two_thirds"
+    for name in ("scenario.py", "agents.py", "prompts.py"):
+        (shell.folder / name).write_text((source / name).read_text())
+    file.write_text(
+        "name: dead\nscenario: scenario:GuessTwoThirds\nmodels:\n"
+        "  default: {backend: openai, base_url: 'http://127.0.0.1:9', model: m}\n"
+    )
+    code, out, err = shell.run("run", str(file), "--json")
+    assert code == 1
+    assert "the model endpoint http://127.0.0.1:9 can't be reached" in one_sentence(err)
+    assert json.loads(out)["state"] == "failed"
+    assert not shell.left()
+
+
+def _until_progress(process: subprocess.Popen[str], shell: Shell) -> None:
+    """Wait until the run is at its second round."""
+    assert process.stderr is not None
+    deadline = time.monotonic() + 60
+    for line in process.stderr:
+        assert time.monotonic() < deadline
+        if line.startswith("round 1/"):
+            return
+    raise AssertionError("the run ended before it could be interrupted")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_runs_keep_what_they_have(shell: Shell, number: int) -> None:
+    process = shell.start("run", DUMMY, "--agents", "100", "--rounds", "100", *SLOW)
+    _until_progress(process, shell)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "cancelling" in err
+    assert "was cancelled" in err
+    assert "Traceback" not in err
+    assert not shell.left()
+    (folder,) = (shell.folder / "runs").iterdir()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["state"] == "cancelled"
+    assert manifest["answers"] >= 100
+    assert "100" in out
+
+
+def test_interrupted_while_starting(shell: Shell) -> None:
+    process = shell.start("run", DUMMY)
+    deadline = time.monotonic() + 30
+    while len(shell.left()) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert not shell.left()
+
+
+def test_a_killed_run_is_cleaned_up_by_down(shell: Shell) -> None:
+    process = shell.start("run", DUMMY, "--agents", "100", "--rounds", "100", *SLOW)
+    _until_progress(process, shell)
+    process.kill()
+    process.communicate(timeout=10)
+    assert len(shell.left()) > 5
+    code, out, _ = shell.run("down")
+    assert code == 0
+    assert "stopped" in out
+    assert not shell.left()
+
+
+def test_a_killed_start_is_cleaned_up_by_down(shell: Shell) -> None:
+    process = shell.start("up")
+    deadline = time.monotonic() + 30
+    while len(shell.left()) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.communicate(timeout=10)
+    (shell.folder / ".populace" / "stack.json").write_text("{half")
+    code, _, _ = shell.run("down")
+    assert code == 0
+    assert not shell.left()
+
+
+def test_services_of_others_are_used(shell: Shell, services: Services) -> None:
+    """With POPULACE_NATS_URL set and services up there, a run starts nothing here."""
+    code, out, err = shell.run(
+        "run",
+        DUMMY,
+        "--agents",
+        "20",
+        "--json",
+        POPULACE_NATS_URL=services.broker.url,
+    )
+    assert code == 0, err
+    outcome = json.loads(out)
+    assert outcome["folder"].startswith(str(services.runs))
+    assert not (shell.folder / ".populace" / "stack.json").exists()
