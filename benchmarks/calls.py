@@ -9,7 +9,6 @@ over a real broker and two worker processes; every answer is checked. Medians of
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import statistics
 import time

@@ -7,7 +7,6 @@ msgpack; the reply is written as the request was.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import sys
 import time

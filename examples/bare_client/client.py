@@ -13,10 +13,8 @@ import nats
 import yaml
 
 
-async def main(file: Path, *agents: str) -> None:
+async def main(scenario: dict) -> None:
     nc = await nats.connect(os.environ.get("POPULACE_NATS_URL", "nats://127.0.0.1:4222"))
-    scenario = {**yaml.safe_load(file.read_text()), "folder": str(file.resolve().parent)}
-    scenario["agents"] = {"count": int(*agents or [100])}
     events = await nc.subscribe("populace.run.>")
     reply = await nc.request("populace.scenario.submit", json.dumps(scenario).encode(), timeout=10)
     run = json.loads(reply.data).get("run") or sys.exit(reply.data.decode())
@@ -32,4 +30,7 @@ async def main(file: Path, *agents: str) -> None:
     await nc.close()
 
 
-asyncio.run(main(Path(sys.argv[1]), *sys.argv[2:]))
+file = Path(sys.argv[1])
+scenario = {**yaml.safe_load(file.read_text()), "folder": str(file.resolve().parent)}
+scenario["agents"] = {"count": int(sys.argv[2]) if len(sys.argv) > 2 else 100}
+asyncio.run(main(scenario))

@@ -37,9 +37,7 @@ async def start_host(broker: Broker, log: Path, **environment: str):  # type: ig
 async def test_a_host_shows_itself(services: Services) -> None:
     settings = services.settings()
     bus = await NatsBus.connect(settings, services.broker.url)
-    info = json.loads(
-        (await bus.request("$SRV.INFO.agent_host", b"", timeout=5)).data
-    )
+    info = json.loads((await bus.request("$SRV.INFO.agent_host", b"", timeout=5)).data)
     assert info["name"] == "agent_host"
     assert info["metadata"]["workers_per_run"] == "2"
     stats = json.loads((await bus.request("$SRV.STATS.agent_host", b"", timeout=5)).data)

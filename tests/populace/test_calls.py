@@ -297,9 +297,9 @@ async def test_objects_as_arguments_and_answers(world: populace.World) -> None:
 async def test_large_payloads_are_split_or_refused(world: populace.World) -> None:
     odd = Odd().to_dist(world)
     some = b"x" * 300_000
-    assert await asyncio.gather(*(odd.size_of(some + bytes([i])) for i in range(8))) == [
-        300_001
-    ] * 8
+    assert (
+        await asyncio.gather(*(odd.size_of(some + bytes([i])) for i in range(8))) == [300_001] * 8
+    )
     answers = await asyncio.gather(*(odd.huge(300_000) for _ in range(8)))
     assert [len(a) for a in answers] == [300_000] * 8
     with pytest.raises(AgentError, match="more than the"):

@@ -47,9 +47,7 @@ async def test_everything_at_once(world: populace.World) -> None:
     """Many agents in the midst of it don't disturb one another."""
     methods = [m for m in EXPECTED if m != "http"]
     agents = await world.population(Manners, count=len(methods) * 5)
-    calls = [
-        getattr(agents[i], method)() for i, method in enumerate(methods * 5)
-    ]
+    calls = [getattr(agents[i], method)() for i, method in enumerate(methods * 5)]
     answers = await asyncio.gather(*calls)
     assert answers == [EXPECTED[m] for m in methods * 5]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 
 import pytest
@@ -26,7 +27,7 @@ def test_first_draws_of_neighbours_look_even() -> None:
     draws = [AgentRandom(stream_state(key, agent, 1)).random() for agent in range(20_000)]
     assert abs(statistics.mean(draws) - 0.5) < 0.01
     assert abs(statistics.pvariance(draws) - 1 / 12) < 0.002
-    pairs = list(zip(draws, draws[1:], strict=False))
+    pairs = list(itertools.pairwise(draws))
     assert abs(statistics.correlation(*zip(*pairs, strict=True))) < 0.03
 
 

@@ -129,9 +129,7 @@ def test_the_class_and_its_parameters(tmp_path: Path) -> None:
         ("toy8", ("size: 2", "height: 2"), "scenario.yaml:11: params.height: is not a key"),
     ],
 )
-def test_bad_classes(
-    tmp_path: Path, module: str, change: tuple[str, str], complaint: str
-) -> None:
+def test_bad_classes(tmp_path: Path, module: str, change: tuple[str, str], complaint: str) -> None:
     text = GOOD.replace(*change).replace("toy:Toy", f"{module}:Toy")
     file = read_scenario(write(tmp_path, text, module))
     with pytest.raises(ScenarioError) as caught:
@@ -143,7 +141,7 @@ def test_bad_classes(
 def test_a_module_that_breaks(tmp_path: Path) -> None:
     file = read_scenario(write(tmp_path, GOOD.replace("toy:Toy", "broken:Toy")))
     (tmp_path / "broken.py").write_text("1 / 0")
-    with pytest.raises(ScenarioError, match="importing 'broken' .* raised ZeroDivisionError"):
+    with pytest.raises(ScenarioError, match=r"importing 'broken' .* raised ZeroDivisionError"):
         load_class(file.spec, CodeLoader((), [tmp_path]), file)
 
 

@@ -73,9 +73,7 @@ async def test_a_run_from_end_to_end(services: Services) -> None:
     assert outcome.rows[1].values == {"mean": sum(good) * 2 / 45}
     rows = recorded(services, outcome.run)
     assert [(r["round"], r["agent"]) for r in rows] == [(n, i) for n in (1, 2) for i in range(50)]
-    assert [r["value"] for r in rows[50:]] == [
-        None if i % 10 == 3 else i * 2.0 for i in range(50)
-    ]
+    assert [r["value"] for r in rows[50:]] == [None if i % 10 == 3 else i * 2.0 for i in range(50)]
     assert rows[3]["error"] == "unlucky"
     assert rows[3]["message"] == "number 3"
     folder = services.runs / outcome.run

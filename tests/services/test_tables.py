@@ -1,0 +1,133 @@
+"""The recorder's files: each answer once, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from populace._runtime.records import batch_of
+from services.recorder.tables import SCHEMA, RunFolder
+from shared.errors import CodecError
+from shared.messages.scenario import RoundRow, Status
+
+
+def record(agents: list[int], values: list[Any], **more: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "round_number": 1,
+        "population": "p",
+        "method": "m",
+        "batch": f"b{agents}",
+        "errors": [],
+    }
+    extra = {"fill": True} if more.pop("fill", False) else {}
+    return {**batch_of(agents=agents, values=values, **{**fields, **more}), "run": "r", **extra}
+
+
+def statuses(records: int) -> list[Status]:
+    return [
+        Status(kind="accepted", run="r", name="game", scenario={"seed": 1}),
+        Status(kind="started", run="r", manifest={"seed": 1}),
+        Status(
+            kind="round_finished",
+            run="r",
+            round=1,
+            row=RoundRow(round=1, answers=records, failed=0, values={"mean": 2.0}),
+        ),
+        Status(kind="ended", run="r", name="game", state="finished", records=records),
+    ]
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(folder / "answers.parquet").to_pylist()
+    return found
+
+
+def test_values_answers_and_errors(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "r", "r")
+    folder.add(record([2, 0, 1], [1.5, "text", True], tokens=[1, 2, 3], seconds=[0.5, 0.25, 0]))
+    folder.add(record([3, 4], [{"n": 7, "t": "x"}, None], field="n", backends=["embedded"]))
+    folder.add(record([5], [None], errors=[[0, "unlucky", "why"]]))
+    for status in statuses(6):
+        folder.add_status(status)
+    manifest = folder.finish()
+    found = rows(tmp_path / "r")
+    assert [r["agent"] for r in found] == [0, 1, 2, 3, 4, 5]
+    assert [r["value"] for r in found] == [None, 1.0, 1.5, 7.0, None, None]
+    assert [r["answer"] for r in found][:4] == ["text", None, None, '{"n": 7, "t": "x"}']
+    assert (found[5]["error"], found[5]["message"]) == ("unlucky", "why")
+    assert found[3]["backend"] == "embedded"
+    assert found[2]["tokens"] == 1
+    assert (manifest["answers"], manifest["failed"], manifest["missing"]) == (5, 1, 0)
+    assert manifest["backends"] == ["embedded"]
+    assert json.loads((tmp_path / "r" / "rounds.json").read_text())[0]["values"] == {"mean": 2.0}
+    assert not (tmp_path / "r" / "answers.parts").exists()
+    assert pq.read_schema(tmp_path / "r" / "answers.parquet").names == SCHEMA.names
+
+
+def test_repeated_records_are_left_out(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "r", "r")
+    folder.add(record([0, 1], [1, 2]))
+    folder.add(record([1, 2], [9, 3]))
+    folder.add(
+        record([0, 1, 2, 3], [None] * 4, errors=[[i, "lost", ""] for i in range(4)], fill=True)
+    )
+    folder.finish()
+    found = rows(tmp_path / "r")
+    assert [r["value"] for r in found] == [1, 2, 3, None]
+    assert [r["error"] for r in found] == [None, None, None, "lost"]
+    assert folder.repeated == 1
+
+
+def test_a_recorder_that_died_is_taken_over(tmp_path: Path) -> None:
+    first = RunFolder(tmp_path / "r", "r")
+    first.add_status(statuses(4)[0])
+    first.add(record([0, 1], [1, 2]))
+    first.flush()
+    first.add(record([2], [3]))  # never on disk, so never acknowledged: it comes again
+    second = RunFolder(tmp_path / "r", "r")
+    second.add(record([0, 1], [1, 2]))  # its acknowledgement was lost
+    second.add(record([2], [3]))
+    second.add(record([3], [4]))
+    for status in statuses(4)[1:]:
+        second.add_status(status)
+    manifest = second.finish()
+    assert [r["value"] for r in rows(tmp_path / "r")] == [1, 2, 3, 4]
+    assert manifest["answers"] == 4
+    assert manifest["scenario"] == {"seed": 1}
+
+
+def test_parts_are_readable_meanwhile(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "r", "r")
+    folder.add(record([0, 1], [1, 2]))
+    folder.flush()
+    (part,) = (tmp_path / "r" / "answers.parts").glob("*.parquet")
+    assert pq.read_table(part).num_rows == 2
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "r", "r")
+    folder.add(record([0], [1]))
+    for status in statuses(5):
+        folder.add_status(status)
+    assert folder.finish()["missing"] == 4
+
+
+def test_an_empty_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "r", "r")
+    folder.add_status(Status(kind="ended", run="r", state="failed", reason="because"))
+    manifest = folder.finish()
+    assert (manifest["state"], manifest["reason"], manifest["answers"]) == ("failed", "because", 0)
+    assert rows(tmp_path / "r") == []
+
+
+@pytest.mark.parametrize(
+    "bad", [{}, {"round": 1}, record([0, 1], [1]), {**record([0], [1]), "agents": ["x"]}]
+)
+def test_batches_of_another_shape(tmp_path: Path, bad: dict[str, Any]) -> None:
+    folder = RunFolder(tmp_path / "r", "r")
+    with pytest.raises(CodecError, match="wrong shape"):
+        folder.add(bad)
