@@ -203,7 +203,9 @@ async def test_listeners_are_told_of_the_end(bus_maker: Maker) -> None:
 # What lasts
 async def stream(bus: Bus, **more: object) -> tuple[str, str]:
     name = unique("s")
-    await bus.ensure_stream(StreamSpec(name, (f"{name}.>",), **more))  # type: ignore[arg-type]
+    # Small, since a broker sets the whole of max_bytes aside.
+    spec = StreamSpec(name, (f"{name}.>",), **{"max_bytes": 1 << 20, **more})  # type: ignore[arg-type]
+    await bus.ensure_stream(spec)
     return name, f"{name}.x"
 
 

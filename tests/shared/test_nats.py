@@ -43,7 +43,7 @@ async def test_a_restart(own_broker: Callable[..., Broker]) -> None:
     await bus.subscribe("a", lambda m: got.append(m.data))
     await bus.subscribe("mute", lambda _: None)
     name = unique("s")
-    await bus.ensure_stream(StreamSpec(name, (f"{name}.>",)))
+    await bus.ensure_stream(StreamSpec(name, (f"{name}.>",), max_bytes=1 << 20))
     consumer = await bus.consumer(name, durable="d")
     await bus.append(f"{name}.x", b"kept")
     await bus.flush()
