@@ -200,6 +200,20 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[populace.World]
         yield made
 
 
+@pytest.fixture(params=["local", "connect"])
+async def one_worker(request: pytest.FixtureRequest) -> AsyncIterator[populace.World]:
+    """A world in which all agents share one worker."""
+    if request.param == "local":
+        async with populace.local(workers=1, seed=5) as made:
+            yield made
+        return
+    services: Services = request.getfixturevalue("services")
+    async with open_world(
+        services.settings(), services.broker.url, run=unique("w"), seed=5, workers=1
+    ) as made:
+        yield made
+
+
 @pytest.fixture
 async def distributed(services: Services) -> AsyncIterator[populace.World]:
     """A world of two worker processes."""

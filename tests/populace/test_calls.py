@@ -219,21 +219,28 @@ async def test_calls_of_one_tick_share_a_message(world: populace.World) -> None:
     assert world._bus.stats.sent - before == 1
 
 
-async def test_a_ring_of_calls_in_one_chain(world: populace.World) -> None:
+async def ring_of_four(world: populace.World) -> list[populace.AgentProxy]:
     ring = [Ring().to_dist(world) for _ in range(4)]
     for i, agent in enumerate(ring):
         await agent.set(ring[(i + 1) % 4])
+    return ring
+
+
+async def check_rings(world: populace.World) -> None:
+    """A chain that comes round; and all four at once, each waiting for one that is at work."""
+    ring = await ring_of_four(world)
     names = await asyncio.wait_for(ring[0].go(10), 20)
     assert names == [f"single/{i % 4}" for i in range(11)]
-
-
-async def test_a_ring_in_which_all_begin_at_once(world: populace.World) -> None:
-    """Each waits for the next one, which is at work: no order of turns could end that."""
-    ring = [Ring().to_dist(world) for _ in range(4)]
-    for i, agent in enumerate(ring):
-        await agent.set(ring[(i + 1) % 4])
     names = await asyncio.wait_for(asyncio.gather(*(agent.ask_next() for agent in ring)), 20)
     assert names == [f"single/{(i + 1) % 4}" for i in range(4)]
+
+
+async def test_a_ring_of_agents_on_one_worker(one_worker: populace.World) -> None:
+    await check_rings(one_worker)
+
+
+async def test_a_ring_of_agents_over_two_workers(world: populace.World) -> None:
+    await check_rings(world)
 
 
 async def test_calls_that_go_round_for_ever_are_named(world: populace.World) -> None:
