@@ -120,7 +120,5 @@ class Agent(metaclass=_AgentType):
         self._questions = (now, number)
         return number
 
-    @staticmethod
-    async def sleep(seconds: float) -> None:
-        """Wait; costs far less than ``asyncio.sleep`` where very many agents wait."""
-        await driver.sleep(seconds)
+    # The function itself: one coroutine less for each of a million sleepers.
+    sleep = staticmethod(driver.sleep)

@@ -322,7 +322,7 @@ class World:
             task.cancel()
         if self._pool is not None:
             await self._pool.release()
-        for worker in self._local:
+        for worker in reversed(self._local):
             await worker.stop()
             await worker.bus.drain()
         await self._bus.drain()

@@ -272,7 +272,7 @@ class Caller:
         for value in (*args, *kwargs.values()):
             for used in find_placeholders(value):
                 used.used = True
-        by = current_call.get()
+        by = current_call()
         if by is not None:
             if by.calls is None:
                 by.calls = set()
@@ -458,7 +458,7 @@ class Caller:
         number = self._calls
         if self.round:
             options = {**options, "round": self.round}
-        by = current_call.get()
+        by = current_call()
         if by is not None:
             options = {**options, "chain": chain_of(by)}
         group = [

@@ -73,8 +73,7 @@ class Cycles:
             self._timer = loop.call_later(max(0.02, wake - now), self._look)
 
     def _follow_agent(self, shard: Shard, index: int, origin: list[Any], path: list[Any]) -> None:
-        busy = shard.busy.get(index)
-        for task in busy.active if busy is not None else ():
+        for task in shard.active(index):
             self._follow(task, origin, path)
 
     def _follow(self, task: CallTask, origin: list[Any], path: list[Any]) -> None:
@@ -108,5 +107,7 @@ class Cycles:
                     shard.admit(index, group, position)
             elif key not in path:
                 self._follow_agent(shard, index, origin, [*path, key])
-        elif group.running is not None and position in group.running:
-            self._follow(group.running[position], origin, path)
+        else:
+            task = shard.task_of(group, position)
+            if task is not None:
+                self._follow(task, origin, path)

@@ -58,7 +58,6 @@ class Group:
         "references",
         "reported",
         "round",
-        "running",
         "seconds",
         "sequence",
         "shard",
@@ -102,7 +101,6 @@ class Group:
         self.storing = 0
         """Batches of records on their way to the stream."""
         self.cancelled: set[int] | None = None
-        self.running: dict[int, CallTask] | None = None
         self.waiters: dict[int, list[tuple[str, int]]] | None = None
         """Who asked for the answer at a position before it was there."""
 
@@ -123,8 +121,8 @@ class _Busy:
 
     __slots__ = ("active", "promised", "queue")
 
-    def __init__(self) -> None:
-        self.active: list[CallTask] = []
+    def __init__(self, *active: CallTask) -> None:
+        self.active = list(active)
         self.promised = False
         """Whether its next call is on its way already."""
         self.queue: deque[tuple[Group, int]] = deque()
@@ -168,7 +166,8 @@ class Shard:
         self.round = 0
         self.stream_key = stream_key(worker.seed, population)
         self.agents: list[Any] = [None] * size
-        self.busy: dict[int, _Busy] = {}
+        self._busy: dict[int, CallTask | _Busy] = {}
+        """Agents at work: the call, or, where there is more to say, a ``_Busy``."""
         self._groups: deque[Group] = deque()
         self._ready: deque[tuple[Group, int]] = deque()
         self._pumping = False
@@ -216,7 +215,7 @@ class Shard:
             self._create(group, start, stop)
             return
         function = self._method(self.cls, group.method) if self.cls is not None else None
-        busy, agents, cancelled = self.busy, self.agents, group.cancelled
+        busy, agents, cancelled = self._busy, self.agents, group.cancelled
         simple = function is not None and not group.has_columns and not group.kwargs
         shared = [value for _, value in group.args] if simple else []
         if simple and group.references and contains_placeholder(shared):
@@ -226,7 +225,7 @@ class Shard:
             if cancelled and position in cancelled:
                 continue
             if index in busy:
-                self._enqueue(busy[index], group, position, index)
+                self._enqueue(group, position, index)
             elif simple:
                 agent = agents[index] if 0 <= index < len(agents) else None
                 if not isinstance(agent, Agent):
@@ -244,40 +243,62 @@ class Shard:
             else:
                 self._invoke(group, position, index)
 
-    def _enqueue(self, busy: _Busy, group: Group, position: int, index: int) -> None:
+    def _full(self, index: int) -> _Busy:
+        """What is known of an agent at work, with room for what waits."""
+        held = self._busy[index]
+        if type(held) is CallTask:
+            held = self._busy[index] = _Busy(held)
+        assert isinstance(held, _Busy)
+        return held
+
+    def active(self, index: int) -> list[CallTask]:
+        """The calls that an agent is at work on: one, or several where calls came round."""
+        held = self._busy.get(index)
+        if held is None:
+            return []
+        return list(held.active) if isinstance(held, _Busy) else [held]
+
+    def task_of(self, group: Group, position: int) -> CallTask | None:
+        """The call under way for a position of a group, if it is under way."""
+        for task in self.active(group.indexes[position]):
+            if task.group is group and task.position == position:
+                return task
+        return None
+
+    def _enqueue(self, group: Group, position: int, index: int) -> None:
         """Queue a call to an agent at work, unless that work waits for this very call."""
         if any(link[0] == self.id and link[1] == index for link in group.chain):
             self._invoke(group, position, index)
             return
-        busy.queue.append((group, position))
+        self._full(index).queue.append((group, position))
         if group.chain:
             self.worker.cycles.watch(self, index, group, position)
 
     def admit(self, index: int, group: Group, position: int) -> None:
         """Run a queued call at once, though the agent is at work: it closes a circle."""
-        busy = self.busy.get(index)
-        if busy is not None and (group, position) in busy.queue:
+        busy = self._full(index)
+        if (group, position) in busy.queue:
             busy.queue.remove((group, position))
             self._invoke(group, position, index)
 
     def _next(self, index: int, group: Group, position: int) -> None:
         """Run the next call that waited for an agent which is free now."""
-        self.busy[index].promised = False
+        self._full(index).promised = False
         if not (group.cancelled and position in group.cancelled):
             self._invoke(group, position, index)
         self._release(index)
 
     def _release(self, index: int) -> None:
         """If the agent is free: let its next call run, or forget that it was busy."""
-        busy = self.busy.get(index)
-        if busy is None or busy.active or busy.promised:
+        busy = self._busy.get(index)
+        if not isinstance(busy, _Busy) or busy.active or busy.promised:
             return
         if busy.queue:
             busy.promised = True
             self._ready.append(busy.queue.popleft())
             self._schedule()
         else:
-            del self.busy[index]
+            del self._busy[index]
 
     def _invoke(self, group: Group, position: int, index: int) -> None:
         """Run one call, whatever its shape."""
@@ -317,30 +338,29 @@ class Shard:
     def _start(self, group: Group, position: int, index: int, coro: Any) -> None:
         """Drive a coroutine; if it waits, the agent is busy until it ends."""
         task = CallTask(self._loop, coro, self._finished, group, position, index)
-        busy = self.busy.get(index)
-        if busy is None:
-            busy = self.busy[index] = _Busy()
-        busy.active.append(task)
-        if group.running is None:
-            group.running = {}
-        group.running[position] = task
+        if index in self._busy:
+            self._full(index).active.append(task)
+        else:
+            self._busy[index] = task
         self.worker.waiting += 1
         task.step()
 
     def _finished(self, task: CallTask, result: Any, failure: BaseException | None) -> None:
         group, position, index = task.group, task.position, task.index
         self.worker.waiting -= 1
-        if group.running is not None:
-            group.running.pop(position, None)
-        busy = self.busy[index]
-        busy.active.remove(task)
+        busy = self._busy[index]
+        if busy is task:
+            del self._busy[index]
+        else:
+            self._full(index).active.remove(task)
         seconds = time.monotonic() - task.started
         if failure is None:
             self.answer(group, position, result, task.tokens, seconds, task.backend)
         elif not (group.cancelled and position in group.cancelled):
             error = _described(failure)
             self.answer_error(group, position, error, task.tokens, seconds, task.backend)
-        self._release(index)
+        if busy is not task:
+            self._release(index)
 
     # Creating
     def _create(self, group: Group, start: int, stop: int) -> None:
@@ -443,8 +463,8 @@ class Shard:
 
     def is_queued(self, group: Group, position: int) -> bool:
         """Whether a call waits for its agent to be free."""
-        busy = self.busy.get(group.indexes[position])
-        here = busy is not None and (group, position) in busy.queue
+        busy = self._busy.get(group.indexes[position])
+        here = isinstance(busy, _Busy) and (group, position) in busy.queue
         return here or (group, position) in self._ready
 
     def cancel(self, group: Group, positions: Sequence[int]) -> None:
@@ -454,12 +474,12 @@ class Shard:
         for position in positions:
             if position in group.cancelled:
                 continue
-            task = group.running.get(position) if group.running else None
+            task = self.task_of(group, position)
             queued = position >= group.cursor
             if not queued and task is None:
                 if not self.is_queued(group, position):
                     continue  # answered already
-                busy = self.busy[group.indexes[position]]
+                busy = self._full(group.indexes[position])
                 if (group, position) in busy.queue:
                     busy.queue.remove((group, position))
             group.cancelled.add(position)

@@ -6,12 +6,14 @@ import asyncio
 import gc
 import os
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Any
 
 import psutil
 
 from populace._runtime.caller import Caller
 from populace._runtime.cycles import Cycles
+from populace._runtime.driver import mark_child_tasks
 from populace._runtime.kept import Kept, Key
 from populace._runtime.records import Recorder, batch_of
 from populace._runtime.shard import Group, Shard
@@ -73,6 +75,7 @@ class Worker:
         self.caller = Caller(bus, self.codec, subjects, self.run, timeout=call_timeout)
         register_proxies(self.codec, self.caller)
         self.cycles = Cycles(self)
+        self._unmark: Callable[[], None] | None = None
         self.waiting = 0
         """Calls whose coroutine is under way."""
         self._recorder = Recorder(bus, subjects, self.run, assignment.results_format)
@@ -91,6 +94,7 @@ class Worker:
 
     async def start(self) -> None:
         """Begin to listen."""
+        self._unmark = mark_child_tasks(asyncio.get_running_loop())
         await self.caller.start()
         await self.models.start()
         await serve(self.bus, self.subjects.worker(self.id, "open"), OpenShard, self._open_shard)
@@ -103,6 +107,8 @@ class Worker:
             await asyncio.wait(self._storing, timeout=10)
         self.caller.close("the worker was stopped")
         await self.models.close()
+        if self._unmark is not None:
+            self._unmark()
 
     # Control
     async def _open_shard(self, request: OpenShard) -> ShardOpened:
@@ -463,8 +469,8 @@ class Worker:
         group = self._open.get((caller, call))
         pending = group is not None and (
             position >= group.cursor
-            or (group.running is not None and position in group.running)
-            or (group.shard.is_queued(group, position))
+            or group.shard.task_of(group, position) is not None
+            or group.shard.is_queued(group, position)
         )
         if group is not None and pending:
             self._wait(group, position, (inbox, number))

@@ -159,7 +159,7 @@ class ModelHandle:
             spec.max_tokens if max_tokens is None else max_tokens,
         )
         response = await client.request(model, request)
-        call = current_call.get()
+        call = current_call()
         if call is not None:
             call.tokens += response.tokens_in + response.tokens_out
             call.backend = response.backend or call.backend
