@@ -31,9 +31,19 @@ def stream_key(seed: int, population: str) -> int:
     return int.from_bytes(digest, "big")
 
 
+def round_salt(round_number: int) -> int:
+    """What a round adds to the start of every stream."""
+    return mix((round_number + 1) * _GOLDEN & _MASK)
+
+
 def stream_state(key: int, agent: int, round_number: int) -> int:
     """Where the stream of one agent in one round starts."""
-    return mix(mix((key + agent * _GOLDEN) & _MASK) ^ mix((round_number + 1) * _GOLDEN & _MASK))
+    return salted_state(key, agent, round_salt(round_number))
+
+
+def salted_state(key: int, agent: int, salt: int) -> int:
+    """The same, from the salt of a round."""
+    return mix(mix((key + agent * _GOLDEN) & _MASK) ^ salt)
 
 
 class AgentRandom:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from populace._random import AgentRandom, stream_state
+from populace._random import AgentRandom, salted_state
 from populace._runtime import driver
 from populace.memory import Memory
 from shared.errors import InvalidInputError
@@ -92,12 +92,11 @@ class Agent(metaclass=_AgentType):
     def random(self) -> AgentRandom:
         """Its own random numbers, which follow from (seed, agent, round) alone."""
         shard = self._home()
-        held = getattr(self, "_random", None)
+        held: tuple[int, AgentRandom] | None = getattr(self, "_random", None)
         if held is None or held[0] != shard.round:
-            state = stream_state(shard.stream_key, shard.offset + self._index, shard.round)
+            state = salted_state(shard.stream_key, shard.offset + self._index, shard.salt)
             held = self._random = (shard.round, AgentRandom(state))
-        source: AgentRandom = held[1]
-        return source
+        return held[1]
 
     @property
     def memory(self) -> Memory:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from populace._runtime.driver import CallTask, Parking
+from populace._runtime.driver import CallTask, Parking, stepping
 
 if TYPE_CHECKING:
     from populace._runtime.caller import Caller
@@ -133,8 +133,7 @@ class Placeholder(Parking, Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         while not self._here():
-            task: object = asyncio.current_task()
-            if type(task) is CallTask:
+            if stepping() is not None:
                 yield self
             else:
                 future = self._future()

@@ -25,10 +25,18 @@ _parent_call: contextvars.ContextVar[CallTask | None] = contextvars.ContextVar(
 """In tasks that a call of an agent has started: that call."""
 
 
+_stepping: CallTask | None = None
+"""The call that is being stepped right now: what asyncio.current_task() gives, faster."""
+
+
+def stepping() -> CallTask | None:
+    """The call whose own code runs right now, and not that of a task which it started."""
+    return _stepping
+
+
 def current_call() -> CallTask | None:
     """The call of an agent that the running code belongs to, if it belongs to one."""
-    task: object = asyncio.current_task()
-    return task if type(task) is CallTask else _parent_call.get()
+    return _stepping or _parent_call.get()
 
 
 def mark_child_tasks(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
@@ -114,6 +122,7 @@ class CallTask:
 
     def step(self, error: BaseException | None = None) -> None:
         """Run the coroutine up to its next wait; must be called outside of any task."""
+        global _stepping
         if self._done:
             return
         if self._must_cancel:
@@ -126,6 +135,7 @@ class CallTask:
         failure: BaseException | None = None
         ended = False
         _enter_task(loop, self)  # type: ignore[arg-type]
+        _stepping = self
         try:
             if error is None:
                 wanted = self._context.run(coro.send, None)
@@ -136,6 +146,7 @@ class CallTask:
         except BaseException as raised:
             ended, failure = True, raised
         finally:
+            _stepping = None
             _leave_task(loop, self)  # type: ignore[arg-type]
         if ended:
             self._end(result, failure)
@@ -362,8 +373,8 @@ async def sleep(seconds: float) -> None:
     Args:
         seconds: how long; the sleep may end up to 10 ms late.
     """
-    task: object = asyncio.current_task()
-    if type(task) is not CallTask or seconds <= 0:
+    task = _stepping
+    if task is None or seconds <= 0:
         await asyncio.sleep(seconds)
         return
     loop = task._loop

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from populace._random import stream_key
+from populace._random import round_salt, stream_key
 from populace._runtime.driver import CallTask
 from populace._runtime.reduce import Partial
 from populace.agent import Agent
@@ -164,6 +164,8 @@ class Shard:
         self.cls = cls
         self.offset = offset
         self.round = 0
+        self.salt = round_salt(0)
+        """What the round adds to the agents' random streams."""
         self.stream_key = stream_key(worker.seed, population)
         self.agents: list[Any] = [None] * size
         self._busy: dict[int, CallTask | _Busy] = {}
@@ -209,8 +211,9 @@ class Shard:
     def _begin(self, group: Group, stop: int) -> None:
         """Begin the calls of a group up to a position."""
         start, group.cursor = group.cursor, stop
-        if group.round:
+        if group.round and group.round != self.round:
             self.round = group.round
+            self.salt = round_salt(group.round)
         if group.method == CREATE:
             self._create(group, start, stop)
             return
