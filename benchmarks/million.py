@@ -28,7 +28,7 @@ import uvloop
 
 from benchmarks.agents import Dummy
 from benchmarks.harness import Ground, ground, machine
-from populace._random import AgentRandom, stream_key, stream_state
+from populace._random import AgentRandom, round_key, stream_key, stream_state
 from populace.world import open_world
 from shared.ids import new_id
 
@@ -86,9 +86,9 @@ async def ours(ground: Ground, count: int, wait: float, workers: int) -> dict[st
             after = ground.cpu()
     if received != count or seen.count(1) != count:
         raise SystemExit(f"{received} answers for {count} agents")
-    key = stream_key(SEED, "dummy")
+    key = round_key(stream_key(SEED, "dummy"), 0)
     for agent, value in sample:
-        if value != AgentRandom(stream_state(key, agent, 0)).random() * 100:
+        if value != AgentRandom(stream_state(key, agent)).random() * 100:
             raise SystemExit(f"agent {agent} gave another's answer")
     return {
         "agents": count,
@@ -97,6 +97,7 @@ async def ours(ground: Ground, count: int, wait: float, workers: int) -> dict[st
         "wall_s": wall,
         "creation_s": made,
         "cpu_us_per_agent": sum(after[k] - before[k] for k in after) / count * 1e6,
+        **{f"{k}_cpu_us": (after[k] - before[k]) / count * 1e6 for k in after},
         "peak_mb": memory["peak_mb"],
     }
 

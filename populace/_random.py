@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+_UNIT = 2.0**-53
+_APART = 0xD1342543DE82EF95
 
 
 def mix(value: int) -> int:
@@ -31,37 +33,42 @@ def stream_key(seed: int, population: str) -> int:
     return int.from_bytes(digest, "big")
 
 
-def round_salt(round_number: int) -> int:
-    """What a round adds to the start of every stream."""
-    return mix((round_number + 1) * _GOLDEN & _MASK)
+def round_key(key: int, round_number: int) -> int:
+    """What all streams of a population in one round start from."""
+    return key ^ mix((round_number + 1) * _GOLDEN & _MASK)
 
 
-def stream_state(key: int, agent: int, round_number: int) -> int:
-    """Where the stream of one agent in one round starts."""
-    return salted_state(key, agent, round_salt(round_number))
+def stream_state(key: int, agent: int) -> int:
+    """Where the stream of one agent starts, from its round's key.
 
-
-def salted_state(key: int, agent: int, salt: int) -> int:
-    """The same, from the salt of a round."""
-    return mix(mix((key + agent * _GOLDEN) & _MASK) ^ salt)
+    Agents lie apart by another odd constant than a stream's steps do, so that one's second
+    number is not its neighbour's first; the finaliser scatters the rest.
+    """
+    return (key + agent * _APART) & _MASK
 
 
 class AgentRandom:
     """The methods of ``random.Random`` that simulations use, on one integer of state."""
 
-    __slots__ = ("gauss_next", "state")
+    __slots__ = ("gauss_next", "key", "state")
 
-    def __init__(self, state: int) -> None:
-        self.state = state & _MASK
+    def __init__(self, state: int, key: int = 0) -> None:
+        self.state = state
+        self.key = key
+        """The key of the round that it belongs to."""
         self.gauss_next: float | None = None
 
     def _next(self) -> int:
-        self.state = (self.state + _GOLDEN) & _MASK
-        return mix(self.state)
+        self.state = state = (self.state + _GOLDEN) & _MASK
+        return mix(state)
 
     def random(self) -> float:
         """A float, evenly from [0, 1)."""
-        return (self._next() >> 11) * 2.0**-53
+        # _next and mix, written out: this is called once per agent and round at least.
+        self.state = value = (self.state + _GOLDEN) & _MASK
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+        return ((value ^ (value >> 31)) >> 11) * _UNIT
 
     def getrandbits(self, k: int) -> int:
         """A whole number of k random bits."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from populace._random import AgentRandom, salted_state
+from populace._random import AgentRandom, stream_state
 from populace._runtime import driver
 from populace.memory import Memory
 from shared.errors import InvalidInputError
@@ -91,12 +91,15 @@ class Agent(metaclass=_AgentType):
     @property
     def random(self) -> AgentRandom:
         """Its own random numbers, which follow from (seed, agent, round) alone."""
-        shard = self._home()
-        held: tuple[int, AgentRandom] | None = getattr(self, "_random", None)
-        if held is None or held[0] != shard.round:
-            state = salted_state(shard.stream_key, shard.offset + self._index, shard.salt)
-            held = self._random = (shard.round, AgentRandom(state))
-        return held[1]
+        try:
+            key = self._shard.round_key
+        except AttributeError:
+            key = self._home().round_key  # which says what is wrong
+        held: AgentRandom | None = getattr(self, "_random", None)
+        if held is None or held.key != key:
+            state = stream_state(key, self._shard.offset + self._index)
+            held = self._random = AgentRandom(state, key)
+        return held
 
     @property
     def memory(self) -> Memory:

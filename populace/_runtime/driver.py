@@ -114,7 +114,8 @@ class CallTask:
         self.group = group
         self.position = position
         self.index = index
-        self.started = time.monotonic()
+        self.started = time.monotonic() if group.record is not None else 0.0
+        """When it began; told only where it is recorded."""
         self.tokens = 0
         self.backend = ""
         self.calls: set[Any] | None = None
@@ -150,6 +151,10 @@ class CallTask:
             _leave_task(loop, self)  # type: ignore[arg-type]
         if ended:
             self._end(result, failure)
+        elif type(wanted) is _Bucket and not self._must_cancel:
+            # By far the most frequent wait: spelled out here.
+            self._waiter = wanted
+            wanted.tasks.append(self)
         else:
             self._wait_for(wanted)
 
@@ -322,7 +327,7 @@ class _Bucket(Parking):
         self.tasks: list[CallTask] = []
 
     def __await__(self) -> Any:
-        yield self
+        return iter((self,))  # what a generator would give, for less
 
     def park(self, task: CallTask) -> None:
         """Wake the task with the others."""
@@ -364,7 +369,8 @@ class Timers:
             self._loop.call_soon(self._wake, bucket, stop)
 
 
-_timers: dict[int, Timers] = {}
+_timers: Timers | None = None
+"""Of the loop that runs; one runs at a time in a process of ours."""
 
 
 async def sleep(seconds: float) -> None:
@@ -377,9 +383,8 @@ async def sleep(seconds: float) -> None:
     if task is None or seconds <= 0:
         await asyncio.sleep(seconds)
         return
-    loop = task._loop
-    timers = _timers.get(id(loop))
-    if timers is None or timers._loop is not loop:
-        _timers.clear()  # one loop runs at a time in a thread; the others have ended
-        timers = _timers[id(loop)] = Timers(loop)
+    global _timers
+    timers = _timers
+    if timers is None or timers._loop is not task._loop:
+        timers = _timers = Timers(task._loop)
     await timers.sleep(seconds)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from populace._random import round_salt, stream_key
+from populace._random import round_key, stream_key
 from populace._runtime.driver import CallTask
 from populace._runtime.reduce import Partial
 from populace.agent import Agent
@@ -164,9 +164,9 @@ class Shard:
         self.cls = cls
         self.offset = offset
         self.round = 0
-        self.salt = round_salt(0)
-        """What the round adds to the agents' random streams."""
-        self.stream_key = stream_key(worker.seed, population)
+        self._stream_key = stream_key(worker.seed, population)
+        self.round_key = round_key(self._stream_key, 0)
+        """What the agents' random streams of this round start from."""
         self.agents: list[Any] = [None] * size
         self._busy: dict[int, CallTask | _Busy] = {}
         """Agents at work: the call, or, where there is more to say, a ``_Busy``."""
@@ -213,7 +213,7 @@ class Shard:
         start, group.cursor = group.cursor, stop
         if group.round and group.round != self.round:
             self.round = group.round
-            self.salt = round_salt(group.round)
+            self.round_key = round_key(self._stream_key, group.round)
         if group.method == CREATE:
             self._create(group, start, stop)
             return
@@ -356,7 +356,7 @@ class Shard:
             del self._busy[index]
         else:
             self._full(index).active.remove(task)
-        seconds = time.monotonic() - task.started
+        seconds = time.monotonic() - task.started if task.started else 0.0
         if failure is None:
             self.answer(group, position, result, task.tokens, seconds, task.backend)
         elif not (group.cancelled and position in group.cancelled):

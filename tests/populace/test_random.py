@@ -7,12 +7,12 @@ import statistics
 
 import pytest
 
-from populace._random import AgentRandom, stream_key, stream_state
+from populace._random import AgentRandom, round_key, stream_key, stream_state
 
 
 def test_streams_follow_from_seed_population_agent_and_round() -> None:
     states = {
-        stream_state(stream_key(seed, population), agent, round_number)
+        stream_state(round_key(stream_key(seed, population), round_number), agent)
         for seed in range(3)
         for population in ("a", "b")
         for agent in range(50)
@@ -23,12 +23,21 @@ def test_streams_follow_from_seed_population_agent_and_round() -> None:
 
 
 def test_first_draws_of_neighbours_look_even() -> None:
-    key = stream_key(1, "x")
-    draws = [AgentRandom(stream_state(key, agent, 1)).random() for agent in range(20_000)]
+    key = round_key(stream_key(1, "x"), 1)
+    draws = [AgentRandom(stream_state(key, agent)).random() for agent in range(20_000)]
     assert abs(statistics.mean(draws) - 0.5) < 0.01
     assert abs(statistics.pvariance(draws) - 1 / 12) < 0.002
     pairs = list(itertools.pairwise(draws))
     assert abs(statistics.correlation(*zip(*pairs, strict=True))) < 0.03
+
+
+def test_streams_of_neighbours_do_not_overlap() -> None:
+    key = round_key(stream_key(1, "x"), 1)
+    seen: set[int] = set()
+    for agent in range(2000):
+        source = AgentRandom(stream_state(key, agent))
+        seen.update(source.getrandbits(64) for _ in range(20))
+    assert len(seen) == 40_000
 
 
 def test_the_usual_methods() -> None:

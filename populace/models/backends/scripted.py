@@ -6,16 +6,18 @@ For tests and benchmarks. Every result says "scripted".
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from typing import Any
 
-from populace._random import AgentRandom, mix, stream_key, stream_state
+from populace._random import AgentRandom, mix, round_key, stream_key, stream_state
 from populace.models.backends.base import Backend
 from populace.models.structured import fit
 from shared.messages.model import ModelRequest, ModelResponse
 from shared.messages.scenario import ModelSpec, ScriptSpec
 
 _DEPTH = 8
+_stream_key = functools.lru_cache(maxsize=1024)(stream_key)
 
 
 class ScriptedBackend(Backend):
@@ -43,7 +45,8 @@ class ScriptedBackend(Backend):
         if script.latency:
             await asyncio.sleep(script.latency)
         seed, population, agent, round_number, question = request.key
-        state = stream_state(stream_key(seed, f"model/{population}"), agent, round_number)
+        key = round_key(_stream_key(seed, f"model/{population}"), round_number)
+        state = stream_state(key, agent)
         source = AgentRandom(mix(state + question))
         if source.random() < script.failures:
             return ModelResponse(
