@@ -85,20 +85,19 @@ class Agent(metaclass=_AgentType):
 
     @property
     def round(self) -> int:
-        """The round under way, from 1; 0 outside of rounds."""
-        return self._home().round
+        """The round of the call under way, from 1; 0 outside of rounds."""
+        call = driver.current_call()
+        return self._home().round if call is None else call.group.round
 
     @property
     def random(self) -> AgentRandom:
         """Its own random numbers, which follow from (seed, agent, round) alone."""
-        try:
-            key = self._shard.round_key
-        except AttributeError:
-            key = self._home().round_key  # which says what is wrong
+        shard = self._home()
+        call = driver.current_call()
+        key = shard.round_key if call is None else shard.key_of_round(call.group.round)
         held: AgentRandom | None = getattr(self, "_random", None)
         if held is None or held.key != key:
-            state = stream_state(key, self._shard.offset + self._index)
-            held = self._random = AgentRandom(state, key)
+            held = self._random = AgentRandom(stream_state(key, shard.offset + self._index), key)
         return held
 
     @property
@@ -116,7 +115,7 @@ class Agent(metaclass=_AgentType):
 
     def _next_question(self) -> int:
         """The number of this agent's next question to a model within the round, from 0."""
-        now = self._home().round
+        now = self.round
         held = getattr(self, "_questions", None)
         number = held[1] + 1 if held is not None and held[0] == now else 0
         self._questions = (now, number)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from populace._runtime.caller import Caller, Column, OpenPart
 from populace._runtime.reduce import Partial, ReduceKind, Summary
 from populace.errors import AgentError, WireError, error_from_wire
+from populace.placeholder import failure_in, find_placeholders
 from shared.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -126,6 +127,9 @@ class Answers(Generic[T]):
         self.lost: list[tuple[int, int, WireError]] = []
         """Slices (first agent, number of agents, error) whose worker did not answer for them."""
         for value in (*args, *kwargs.values()):
+            held = list(value.values) if isinstance(value, Column) else value
+            for placeholder in find_placeholders(held):
+                placeholder.used = True
             if isinstance(value, Column) and len(value.values) != self.count:
                 raise InvalidInputError(
                     f"each() holds {len(value.values)} values for {self.count} agents"
@@ -179,12 +183,27 @@ class Answers(Generic[T]):
             )
             for place, error in errors
         }
+        if self._caller.bad_objects:
+            self._sort_out_unreadable(agents, values, found)
         for agent in agents:
             self._answered[agent] = 1
         self._failed += len(found)
-        self._failures.update(error[0] for _, error in errors)
+        self._failures.update(error.kind for error in found.values())
         self._batches.append(AnswerBatch(agents, values, found))
         self._count(len(values))
+
+    def _sort_out_unreadable(
+        self, agents: Sequence[int], values: list[Any], found: dict[int, AgentError]
+    ) -> None:
+        """Turn answers that can't be read here into errors of their agents."""
+        for place, value in enumerate(values):
+            failure = failure_in(value)
+            if failure is not None:
+                values[place] = None
+                label = self._population._label(agents[place])
+                found[agents[place]] = AgentError(
+                    label, self._method, type(failure).__name__, str(failure)
+                )
 
     def _take_partial(self, size: int, packed: list[Any]) -> None:
         assert self._partial is not None

@@ -132,11 +132,19 @@ def error_from_wire(agent: str, method: str, error: WireError) -> AgentError:
 def error_to_wire(error: BaseException, trace: str) -> WireError:
     """An exception as it travels; a traceback only for what nobody raised on purpose."""
     if isinstance(error, Failure):
-        return [error.kind, str(error), ""]
+        return [str(error.kind), _text(error), ""]
     if isinstance(error, AgentError):
         # Passed on by an agent that had called another: keep what the first one said.
         text = error.message
         if not text.startswith(_PASSED_ON) and not isinstance(error, CallCycleError):
             text = f"{_PASSED_ON}{error.agent}.{error.method}: {text}"
         return [error.kind, text, error.remote_traceback]
-    return [type(error).__name__, str(error), trace]
+    return [type(error).__name__, _text(error), trace]
+
+
+def _text(error: BaseException) -> str:
+    """The exception's text, whatever its own ``__str__`` may do."""
+    try:
+        return str(error)
+    except Exception:
+        return "(its text can't be had)"

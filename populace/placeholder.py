@@ -36,6 +36,7 @@ class Placeholder(Parking, Generic[T]):
         "_waiters",
         "call",
         "deadline",
+        "kept",
         "label",
         "method",
         "position",
@@ -56,6 +57,8 @@ class Placeholder(Parking, Generic[T]):
         self.call = -1
         """The caller's number of the group of calls; -1 until it is sent."""
         self.position = 0
+        self.kept = False
+        """Whether its answer stays on the worker that makes it."""
         self.used = False
         """Whether it was given to another call."""
         self.wanted = False
@@ -198,6 +201,14 @@ async def resolve(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: await resolve(v) for k, v in value.items()}
     return value
+
+
+def failure_in(value: Any) -> BaseException | None:
+    """The error that stands in place of an answer which can't be read, if it is one."""
+    if type(value) is Placeholder and value._state == _ERROR:
+        error: BaseException = value._value
+        return error
+    return None
 
 
 def find_placeholders(value: Any) -> list[Placeholder[Any]]:

@@ -73,8 +73,8 @@ class Codec:
             packed: bytes = msgpack.packb(value, default=self._encode, strict_types=True)
         except CodecError:
             raise
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise CodecError(f"a value can't be sent: {error}") from None
+        except Exception as error:  # properties and serialisers of users' objects may raise
+            raise CodecError(f"a value can't be sent: {error or type(error).__name__}") from None
         return packed
 
     def unpack(self, data: bytes) -> Any:

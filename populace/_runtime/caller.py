@@ -19,7 +19,7 @@ from populace.errors import (
     WorkerLostError,
     error_from_wire,
 )
-from populace.placeholder import _ERROR, Placeholder, find_placeholders
+from populace.placeholder import Placeholder, failure_in, find_placeholders
 from shared.bus import Bus, Message
 from shared.codec import FIRST_FREE_EXTENSION, Codec
 from shared.errors import BusError, CodecError, PayloadTooLargeError, PopulaceError
@@ -213,6 +213,8 @@ class Caller:
         self.inbox = subjects.inbox(bus.process, "a")
         self.references = 0
         """Placeholders that came in messages so far; workers look whether it rose."""
+        self.bad_objects = 0
+        """Objects in messages that could not be made again."""
         self.round = 0
         self._queue: dict[str, list[_Queued]] = {}
         self._segments: list[dict[str, list[_Queued]] | Callable[[], None]] = []
@@ -393,12 +395,13 @@ class Caller:
         kept = [p.position for p in placeholders if p.used and not p.wanted]
         if kept:
             options["keep"] = kept
+            for position in kept:
+                placeholders[position].kept = True
         if first.class_path is not None:
             options["class"], options["folder"] = first.class_path
         if first.by is not None:
             options["chain"] = chain_of(first.by)
-        if self.round:
-            options["round"] = self.round
+        options["round"] = self.round if first.by is None else first.by.group.round
         number = first.placeholder.call
         group = [
             number,
@@ -456,11 +459,10 @@ class Caller:
         """
         self._calls += 1
         number = self._calls
-        if self.round:
-            options = {**options, "round": self.round}
         by = current_call()
+        options = {**options, "round": self.round if by is None else by.group.round}
         if by is not None:
-            options = {**options, "chain": chain_of(by)}
+            options["chain"] = chain_of(by)
         group = [
             number,
             method,
@@ -680,7 +682,7 @@ class Caller:
                 text = getattr(error, "message", str(error))
                 trace = getattr(error, "remote_traceback", "")
                 return ["e", [kind, text, trace], label, method]
-        kept = not placeholder.wanted
+        kept = placeholder.kept
         if not kept:
             self._lent[(placeholder.call, placeholder.position)] = (placeholder, time.monotonic())
         where = (self.inbox, placeholder.call, placeholder.position, placeholder.shard, kept)
@@ -700,6 +702,7 @@ class Caller:
     def _bad_object(self, error: CodecError) -> Placeholder[Any]:
         """Stands for an argument that can't be read: its call fails, others don't."""
         self.references += 1
+        self.bad_objects += 1
         failed: Placeholder[Any] = Placeholder(self, "", "", "")
         failed._set_error(error)
         return failed
@@ -779,10 +782,11 @@ class Caller:
 
 def _settle(placeholder: Placeholder[Any], value: Any) -> None:
     """Give a placeholder its answer, or the error that stands for one that can't be read."""
-    if type(value) is Placeholder and value._state == _ERROR:
-        placeholder._set_error(value._value)
-    else:
+    failure = failure_in(value)
+    if failure is None:
         placeholder._set_value(value)
+    else:
+        placeholder._set_error(failure)
 
 
 def chain_of(task: CallTask) -> list[Any]:

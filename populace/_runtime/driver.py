@@ -363,10 +363,13 @@ class Timers:
         # In slices, so that messages are still taken while a million wake up.
         tasks = bucket.tasks
         stop = min(len(tasks), start + self._AT_ONCE)
-        for i in range(start, stop):
-            tasks[i].wake(bucket)
-        if stop < len(tasks):
-            self._loop.call_soon(self._wake, bucket, stop)
+        done = start
+        try:
+            for done in range(start, stop):
+                tasks[done].wake(bucket)
+        finally:  # whatever one of them does, the others wake
+            if done + 1 < len(tasks):
+                self._loop.call_soon(self._wake, bucket, done + 1)
 
 
 _timers: Timers | None = None

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import chain
 from typing import Any, Literal
 
@@ -19,7 +20,9 @@ from shared.errors import InvalidInputError
 ReduceKind = Literal["mean", "count"]
 REDUCE_KINDS: tuple[ReduceKind, ...] = ("mean", "count")
 MAX_COUNTED = 10_000
-"""Different answers that a "count" tells apart; the rest are counted as one."""
+"""Different answers that a "count" can hold."""
+_LARGEST = 1 << 1023
+_TINY, _HUGE = 1e-250, 1e290
 
 
 class ExactSum:
@@ -43,10 +46,13 @@ class ExactSum:
             self.special, values, total = math.inf, (), 0.0
         everything = [*self.parts, *values]
         parts: list[float] = []
-        rest = math.fsum(everything) if self.parts else total
-        while rest:
-            parts.append(rest)
-            rest = math.fsum(chain(everything, (-p for p in parts)))
+        try:
+            rest = math.fsum(everything) if self.parts else total
+            while rest:
+                parts.append(rest)
+                rest = math.fsum(chain(everything, (-p for p in parts)))
+        except OverflowError:
+            self.special, parts = math.inf, []
         self.parts = parts
 
     def merge(self, other: ExactSum) -> None:
@@ -86,6 +92,24 @@ class Summary:
     """Prompt and answer tokens of all models asked."""
     failure_example: str = ""
     """The first failure's message, as an example."""
+
+
+def _exact_squares(values: Sequence[float]) -> list[float]:
+    """Floats whose exact sum is the exact sum of the squares.
+
+    Each square and its rounding error, by Dekker's product (1971). Outside of the range in
+    which its halves stay normal numbers, the rounded square has to do.
+    """
+    found: list[float] = []
+    for x in values:
+        square = x * x
+        found.append(square)
+        if _TINY < square < _HUGE:
+            c = 134217729.0 * x
+            high = c - (c - x)
+            low = x - high
+            found.append(((high * high - square) + 2.0 * high * low) + low * low)
+    return found
 
 
 def pick(value: Any, name: str | None) -> Any:
@@ -140,15 +164,17 @@ class Partial:
         if self.kind == "count":
             for value in values:
                 key = value if isinstance(value, str) else repr(value)
-                if key in self.counts or len(self.counts) < MAX_COUNTED:
+                if key in self.counts or len(self.counts) <= MAX_COUNTED:
                     self.counts[key] += 1
-                else:
-                    self.counts["(other)"] += 1
-        found = [float(v) for v in values if type(v) is float or type(v) is int]
+        found = [
+            float(v)
+            for v in values
+            if type(v) is float or (type(v) is int and -_LARGEST <= v <= _LARGEST)
+        ]
         if found:
             self.numbers += len(found)
             self.total.add(found)
-            self.squares.add([v * v for v in found])
+            self.squares.add(_exact_squares(found))
             low, high = min(found), max(found)
             self.low = low if self.low is None else min(self.low, low)
             self.high = high if self.high is None else max(self.high, high)
@@ -197,13 +223,29 @@ class Partial:
         """Mean of the numbers so far."""
         return self.total.value / self.numbers if self.numbers else None
 
+    def _sd(self) -> float:
+        """From the exact sums, so that nothing cancels out however large the numbers are."""
+        if not math.isfinite(self.total.value) or not math.isfinite(self.squares.value):
+            return math.nan
+        total = sum(map(Fraction, self.total.parts), Fraction())
+        squares = sum(map(Fraction, self.squares.parts), Fraction())
+        return math.sqrt((squares - total * total / self.numbers) / self.numbers)
+
     def summary(self, tokens: int = 0) -> Summary:
-        """The finished summary."""
+        """The finished summary.
+
+        Raises:
+            InvalidInputError: a "count" found too many different answers.
+        """
+        if len(self.counts) > MAX_COUNTED:
+            raise InvalidInputError(
+                f"there are more than {MAX_COUNTED:,} different answers, too many to count each; "
+                "await the answers, or count a coarser part of them"
+            )
         mean = self.mean
         sd = None
         if mean is not None:
-            # Both sums are exact; the difference may still fall a hair below zero.
-            sd = math.sqrt(max(0.0, self.squares.value / self.numbers - mean * mean))
+            sd = self._sd()
         ordered = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
         return Summary(
             count=self.count,

@@ -191,6 +191,15 @@ class Shard:
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
+        try:
+            self._pump_some()
+        finally:  # whatever went wrong with one call, the others go on
+            if self._ready or self._groups:
+                self._loop.call_soon(self._pump)
+            else:
+                self._pumping = False
+
+    def _pump_some(self) -> None:
         budget = _SLICE
         while budget > 0 and self._ready:
             group, position = self._ready.popleft()
@@ -200,20 +209,15 @@ class Shard:
             group = self._groups[0]
             stop = min(len(group.indexes), group.cursor + budget)
             budget -= stop - group.cursor
-            self._begin(group, stop)
-            if group.cursor >= len(group.indexes):
+            if stop >= len(group.indexes):
                 self._groups.popleft()
-        if self._ready or self._groups:
-            self._loop.call_soon(self._pump)
-        else:
-            self._pumping = False
+            self._begin(group, stop)
 
     def _begin(self, group: Group, stop: int) -> None:
         """Begin the calls of a group up to a position."""
         start, group.cursor = group.cursor, stop
-        if group.round and group.round != self.round:
-            self.round = group.round
-            self.round_key = round_key(self._stream_key, group.round)
+        if group.round != self.round:
+            self._enter_round(group.round)
         if group.method == CREATE:
             self._create(group, start, stop)
             return
@@ -245,6 +249,14 @@ class Shard:
                     self.answer(group, position, result)
             else:
                 self._invoke(group, position, index)
+
+    def _enter_round(self, number: int) -> None:
+        self.round = number
+        self.round_key = round_key(self._stream_key, number)
+
+    def key_of_round(self, number: int) -> int:
+        """What the agents' random streams of a round start from."""
+        return self.round_key if number == self.round else round_key(self._stream_key, number)
 
     def _full(self, index: int) -> _Busy:
         """What is known of an agent at work, with room for what waits."""
@@ -282,6 +294,18 @@ class Shard:
         busy = self._full(index)
         if (group, position) in busy.queue:
             busy.queue.remove((group, position))
+            # Not at once: probes arrive inside a Task, and calls may not run inside one.
+            self._loop.call_soon(self._let_in, index, group, position, list(busy.active))
+
+    def _let_in(self, index: int, group: Group, position: int, among: list[CallTask]) -> None:
+        if group.cancelled and position in group.cancelled:
+            return
+        if self.active(index) == among:
+            self._invoke(group, position, index)
+        elif index in self._busy:  # the circle opened by itself meanwhile: wait in turn
+            self._full(index).queue.appendleft((group, position))
+            self._release(index)
+        else:
             self._invoke(group, position, index)
 
     def _next(self, index: int, group: Group, position: int) -> None:
@@ -309,6 +333,8 @@ class Shard:
         if not isinstance(agent, Agent):
             self.answer_error(group, position, self._no_agent(index))
             return
+        if group.round != self.round:
+            self._enter_round(group.round)
         if len(group.chain) >= MAX_CHAIN:
             self.answer_error(group, position, _cycle_error(group.chain))
             return
@@ -324,8 +350,8 @@ class Shard:
                 ],
             )
             return
-        args, kwargs = group.arguments(position)
         try:
+            args, kwargs = group.arguments(position)
             if group.references and contains_placeholder([args, kwargs]):
                 result = _with_answers(function, agent, args, kwargs)
             else:
@@ -389,10 +415,10 @@ class Shard:
             index = group.indexes[position]
             if index >= len(agents):
                 agents.extend([None] * (index + 1 - len(agents)))
-            agent = new(cls)
-            agent._shard = self
-            agent._index = index
             try:
+                agent = new(cls)
+                agent._shard = self
+                agent._index = index
                 if plain:
                     init(agent, *shared)
                 else:
@@ -493,8 +519,12 @@ class Shard:
 
 
 def _described(error: BaseException) -> WireError:
-    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__, limit=-12))
-    return error_to_wire(error, trace[-8000:])
+    try:
+        lines = traceback.format_exception(type(error), error, error.__traceback__, limit=-12)
+        trace = "".join(lines)[-8000:]
+    except Exception:  # an exception whose text can't be had
+        trace = "".join(traceback.format_tb(error.__traceback__, limit=-12))
+    return error_to_wire(error, trace)
 
 
 def _cycle_error(chain: list[Any]) -> WireError:

@@ -149,7 +149,7 @@ class ModelHandle:
                 shard.worker.seed,
                 shard.population,
                 agent.number,
-                shard.round,
+                agent.round,
                 agent._next_question(),
             ),
             messages,
