@@ -38,7 +38,7 @@ _HEARTBEAT = 1.0
 _LEASE = 15.0
 """Seconds after which workers end whose run's owner gave no sign of life."""
 _READY_WITHIN = 45.0
-_STOP_WITHIN = 6.0
+_STOP_WITHIN = 20.0
 
 
 @dataclass(eq=False)

@@ -116,6 +116,7 @@ class Answers(Generic[T]):
         self._sent = False
         self._partial: Partial | None = None
         self._progress_of: dict[int, tuple[int, int, int, float | None]] = {}
+        self._tokens_of: dict[int, int] = {}
         self._parts: set[int] = set()
         self._settled = 0
         self._waiters: list[asyncio.Future[None]] = []
@@ -258,7 +259,7 @@ class Answers(Generic[T]):
                 sum(r[1] for r in rows) + lost,
                 sum(r[2] for r in rows),
             )
-        return self._settled, self._failed, 0
+        return self._settled, self._failed, sum(self._tokens_of.values())
 
     @property
     def mean_so_far(self) -> float | None:

@@ -181,6 +181,14 @@ class Placeholder(Parking, Generic[T]):
                 elif not waiter.done():
                     waiter.set_result(None)
 
+    def __deepcopy__(self, memo: Any) -> Placeholder[T]:
+        return self  # it stands for one answer, wherever it is held
+
+    def __format__(self, spec: str) -> str:
+        raise TypeError(
+            f"a placeholder of {self.label}.{self.method} can't be part of a text; await it first"
+        )
+
     def __repr__(self) -> str:
         state = ("pending", "answered", "failed", "cancelled", "done, kept", "elsewhere")
         return f"<Placeholder {self.label}.{self.method}: {state[self._state]}>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -13,7 +12,10 @@ from populace._runtime.records import Recorder, batch_of
 from populace.answers import Answers
 from populace.scenario import Scenario
 from populace.world import World
+from shared.logs import get_logger
 from shared.messages.scenario import RoundRow, Status
+
+_log = get_logger(__name__)
 
 Publish = Callable[[Status], Awaitable[None]]
 
@@ -80,8 +82,10 @@ class Player:
         finally:
             world._records = False
             progress.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await progress
+            # Asked by wait, so that neither its errors nor its end hide what happens here.
+            await asyncio.wait({progress})
+            if not progress.cancelled() and progress.exception() is not None:
+                _log.warning("progress could not be told", error=str(progress.exception()))
         await self._record_lost(number)
         row = self._row(number, time.monotonic() - began)
         self.rows.append(row)
@@ -124,6 +128,7 @@ class Player:
                             round_number=number,
                             population=answers._population.name,
                             method=answers._method,
+                            call=(answers._record or {}).get("call", 0),
                             batch=f"lost/{number}/{i}/{j}",
                             agents=list(range(first, first + size)),
                             values=[None] * size,

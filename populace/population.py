@@ -67,10 +67,11 @@ class Population:
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answers[Any]:
         recorded = self._world._records if self._record is None else self._record
+        record = {"call": self._world._next_recorded()} if recorded else None
         answers: Answers[Any] = Answers(
-            self, method, args, kwargs, timeout=self._timeout, record={} if recorded else None
+            self, method, args, kwargs, timeout=self._timeout, record=record
         )
-        if recorded:
+        if self._world._records and recorded:
             self._world._recorded.append(answers)
         return answers
 

@@ -44,6 +44,9 @@ class AgentProxy:
         method.__name__ = name
         return method
 
+    def __deepcopy__(self, memo: Any) -> AgentProxy:
+        return self
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AgentProxy) and (self._shard, self._index) == (
             other._shard,

@@ -20,7 +20,7 @@ from populace.proxy import AgentProxy, register_proxies
 from populace.stack.state import broker_url
 from shared.bus import Bus, MemoryBroker, Message, NatsBus
 from shared.code import CodeLoader, LocalLoader, import_path
-from shared.codec import Codec, from_public
+from shared.codec import Codec, from_public, pack_plain
 from shared.errors import BusError, InvalidInputError, NoRespondersError, RemoteError
 from shared.ids import check_token, new_id
 from shared.logs import get_logger
@@ -37,6 +37,7 @@ from shared.messages.control import (
     Released,
     ReleaseWorkers,
     ShardOpened,
+    ShardsLost,
     WorkerEnded,
     WorkerStats,
 )
@@ -235,6 +236,7 @@ class World:
         self._creations: set[asyncio.Task[None]] = set()
         self._records = False
         self._recorded: list[Answers[Any]] = []
+        self._recorded_calls = 0
         self.run = run
         """Name of the run."""
         self.seed = seed
@@ -314,7 +316,14 @@ class World:
 
     def _worker_lost(self, worker: str, reason: str) -> None:
         self.lost.append(reason)
-        self._caller.shards_lost(self._shards_of.get(worker, []), reason)
+        shards = self._shards_of.get(worker, [])
+        self._caller.shards_lost(shards, reason)
+        self._workers = [(name, host) for name, host in self._workers if name != worker]
+        told = ShardsLost(shards=shards, reason=reason)
+        with contextlib.suppress(BusError):
+            self._bus.send(
+                self._subjects.run_lost(self.run), pack_plain(told.model_dump(mode="json"))
+            )
 
     async def _close(self) -> None:
         self._caller.close("the world is closed")
@@ -326,6 +335,10 @@ class World:
             await worker.stop()
             await worker.bus.drain()
         await self._bus.drain()
+
+    def _next_recorded(self) -> int:
+        self._recorded_calls += 1
+        return self._recorded_calls
 
     # Agents
     def _path(self, cls: type[Agent]) -> tuple[str, str | None]:
@@ -341,6 +354,7 @@ class World:
     def _place(self, cls: type[Agent], args: tuple[Any, ...], kwargs: dict[str, Any]) -> AgentProxy:
         """Make one agent, on the next worker in turn."""
         where = self._path(cls)
+        self._check_workers()
         worker = self._workers[self._singles % len(self._workers)][0]
         shard = f"{worker}-{SINGLE}"
         number = self._singles
@@ -387,6 +401,7 @@ class World:
         for value in (*args, *kwargs.values()):
             if isinstance(value, Column) and len(value.values) != count:
                 raise InvalidInputError(f"each() holds {len(value.values)} values, not {count}")
+        self._check_workers()
         name = self._free_name(name or cls.__name__.lower())
         path, folder = self._path(cls)
         shards = self._divide_agents(name, count)
@@ -423,6 +438,10 @@ class World:
                 f"{name} ({summary.failed} of {count} agents)", "__init__", kind, message
             )
         return made
+
+    def _check_workers(self) -> None:
+        if not self._workers:
+            raise PlacementError(f"no worker is left to hold agents: {self.lost[-1]}")
 
     def _free_name(self, name: str) -> str:
         check_token(name, "the population's name")

@@ -52,6 +52,10 @@ class Subjects:
         """What happens to the workers of a run: one of them ended."""
         return f"{self.prefix}.run.{run}.workers"
 
+    def run_lost(self, run: str) -> str:
+        """From the owner to all workers of a run: shards whose worker is gone."""
+        return f"{self.prefix}.run.{run}.lost"
+
     # Processes
     def inbox(self, process: str, box: str) -> str:
         """Where a process receives answers; one box per purpose."""

@@ -39,7 +39,7 @@ _FIRST_RECAP = 0.3
 _SLOWEST_RECAP = 5.0
 _MOST_RECAPPED = 10_000
 _LENT_FOR = 600.0
-_MOST_WATCHED = 64
+_MOST_LENT = 100_000
 
 
 class Column:
@@ -80,6 +80,7 @@ class _Queued:
             and self.kwargs.keys() == other.kwargs.keys()
             and self.class_path == other.class_path
             and self.by is other.by
+            and self.placeholder.wanted == other.placeholder.wanted
             and self.placeholder.deadline == other.placeholder.deadline
         )
 
@@ -87,7 +88,7 @@ class _Queued:
 class OpenCall:
     """A group of calls that was sent and is not fully answered."""
 
-    __slots__ = ("deadline", "group", "number", "seen", "shard", "timeout")
+    __slots__ = ("deadline", "group", "number", "seen", "shard", "timeout", "tokens")
 
     def __init__(self, number: int, shard: str, group: list[Any], timeout: float) -> None:
         self.number = number
@@ -96,6 +97,8 @@ class OpenCall:
         """Kept until it is answered, so that it can be sent again."""
         self.timeout = timeout
         self.deadline = time.monotonic() + timeout
+        self.tokens = 0
+        """Model tokens that the answers so far have cost."""
         self.seen: set[int] = set()
         """Numbers of the answer batches taken; a repeated one is dropped."""
 
@@ -128,6 +131,9 @@ class _OpenSingles(OpenCall):
         failed: dict[int, WireError] = dict(errors)
         for place, position in enumerate(positions):
             placeholder = held[position]
+            if placeholder.done():
+                continue  # cancelled or timed out here, and so counted already
+            self.left -= 1
             error = failed.get(place)
             if error is None:
                 _settle(placeholder, values[place])
@@ -135,14 +141,14 @@ class _OpenSingles(OpenCall):
                 placeholder._set_error(
                     error_from_wire(placeholder.label, placeholder.method, error)
                 )
-        self.left -= len(positions)
         return self.left <= 0
 
     def kept(self, positions: Sequence[int]) -> bool:
         """Note that answers are kept where they were made."""
         for position in positions:
-            self.placeholders[position]._set_kept()
-        self.left -= len(positions)
+            if not self.placeholders[position].done():
+                self.left -= 1
+                self.placeholders[position]._set_kept()
         return self.left <= 0
 
     def fail(self, error: WireError) -> None:
@@ -175,6 +181,7 @@ class OpenPart(OpenCall):
     def answers(self, positions: Sequence[int], values: list[Any], errors: list[Any]) -> bool:
         self.deadline = time.monotonic() + self.timeout
         self.answered += len(positions)
+        self.agents._tokens_of[self.number] = self.tokens
         self.agents._take(self.offset, positions, values, errors)
         return self.answered >= self.size
 
@@ -276,11 +283,7 @@ class Caller:
                 used.used = True
         by = current_call()
         if by is not None:
-            if by.calls is None:
-                by.calls = set()
-            elif len(by.calls) > _MOST_WATCHED:
-                by.calls = {p for p in by.calls if not p.done()}
-            by.calls.add(placeholder)
+            by.note_call(placeholder)
         self._queue.setdefault(shard, []).append(
             _Queued(placeholder, index, method, args, kwargs, class_path, by)
         )
@@ -306,15 +309,17 @@ class Caller:
         segments, self._segments = [*self._segments, self._queue], []
         self._queue = {}
         for segment in segments:
-            if callable(segment):
-                segment()
-            else:
-                self._send_queue(segment)
+            try:
+                if callable(segment):
+                    segment()
+                else:
+                    self._send_queue(segment)
+            except Exception:  # one population's trouble is not the others'
+                _log.exception("calls could not be sent")
 
     def _send_queue(self, queue: dict[str, list[_Queued]]) -> None:
         """Send calls to single agents, one message per shard."""
-        grouped: list[tuple[str, list[list[_Queued]]]] = []
-        # First number every call, so that calls of this tick can refer to one another.
+        messages: list[tuple[str, list[list[_Queued]]]] = []
         for shard, entries in queue.items():
             groups: list[list[_Queued]] = []
             for entry in entries:
@@ -324,95 +329,116 @@ class Caller:
                     groups[-1].append(entry)
                 else:
                     groups.append([entry])
+            reason = self._refusal(shard)
+            if reason is not None:
+                for entry in entries:
+                    self._fail_entry(entry, reason)
+            elif groups:
+                messages.append((shard, groups))
+        # Number every call first, so that calls of this tick can refer to one another; and
+        # where messages must be divided, which changes numbers, do so before any leaves.
+        self._number(messages)
+        packed = [self._pack(groups) for _, groups in messages]
+        if any(data is None for data in packed):
+            messages = [
+                (shard, part)
+                for (shard, groups), data in zip(messages, packed, strict=True)
+                for part in ([groups] if data is not None else self._divide(groups))
+            ]
+            self._number(messages)
+            packed = [self._pack(groups) for _, groups in messages]
+        for (shard, groups), data in zip(messages, packed, strict=True):
+            self._send_message(shard, groups, data)
+
+    def _number(self, messages: list[tuple[str, list[list[_Queued]]]]) -> None:
+        for _, groups in messages:
             for group in groups:
                 self._calls += 1
                 for position, entry in enumerate(group):
                     entry.placeholder.call = self._calls
                     entry.placeholder.position = position
-            if groups:
-                grouped.append((shard, groups))
-        for shard, groups in grouped:
-            self._send_groups(shard, groups)
 
-    def _send_groups(self, shard: str, groups: list[list[_Queued]]) -> None:
-        if (reason := self._refusal(shard)) is not None:
-            for group in groups:
-                for entry in group:
-                    self._fail_entry(entry, reason)
-            return
-        opened = [self._open_singles(shard, group) for group in groups]
-        message = [batch.CALLS, self.inbox, [call.group for call in opened]]
+    def _pack(self, groups: list[list[_Queued]]) -> bytes | None:
+        """A message with these groups, or None if it can't travel as it is."""
         try:
-            data = self.codec.pack(message)
-            if len(data) <= self.bus.max_payload:
-                self.bus.send(self.subjects.run_call(self.run, shard), data)
-                return
+            rows = [self._row(group) for group in groups]
+            data = self.codec.pack([batch.CALLS, self.inbox, rows])
         except CodecError:
-            pass
-        except BusError as error:
-            self._fail_open(opened, error)
-            return
-        # One of them can't travel, or together they are too large: take them apart.
-        for call in opened:
-            self._open.pop(call.number, None)
-        self._send_apart(shard, groups)
+            return None
+        return data if len(data) <= self.bus.max_payload else None
 
-    def _send_apart(self, shard: str, groups: list[list[_Queued]]) -> None:
+    def _divide(self, groups: list[list[_Queued]]) -> list[list[list[_Queued]]]:
+        """The groups as several messages that fit; what can't travel at all fails here."""
         if len(groups) > 1:
             half = len(groups) // 2
-            self._send_groups(shard, groups[:half])
-            self._send_groups(shard, groups[half:])
-            return
-        (group,) = groups
-        if len(group) > 1:
-            half = len(group) // 2
-            halves = group[:half], group[half:]
-            for part in halves:
-                self._calls += 1
-                for position, entry in enumerate(part):
-                    entry.placeholder.call = self._calls
-                    entry.placeholder.position = position
-            for part in halves:
-                self._send_groups(shard, [part])
-            return
-        entry = group[0]
+            halves = [groups[:half], groups[half:]]
+        elif len(groups[0]) > 1:
+            half = len(groups[0]) // 2
+            halves = [[groups[0][:half]], [groups[0][half:]]]
+        else:
+            self._fail_entry(groups[0][0], self._why_not(groups[0][0]))
+            return []
+        return [
+            part
+            for piece in halves
+            for part in ([piece] if self._pack(piece) is not None else self._divide(piece))
+        ]
+
+    def _why_not(self, entry: _Queued) -> WireError:
+        """Why a call can't travel."""
         try:
             size = len(self.codec.pack([entry.args, entry.kwargs]))
-            reason: WireError = [
-                PayloadTooLargeError.__name__,
-                f"the arguments take {size} bytes, more than the {self.bus.max_payload} that "
-                "one message may hold",
-                "",
-            ]
         except CodecError as error:
-            reason = [CodecError.__name__, str(error), ""]
-        self._fail_entry(entry, reason)
+            return [CodecError.__name__, str(error), ""]
+        reason = (
+            f"the arguments take {size} bytes, more than the {self.bus.max_payload} that one "
+            "message may hold"
+        )
+        return [PayloadTooLargeError.__name__, reason, ""]
 
-    def _open_singles(self, shard: str, entries: list[_Queued]) -> _OpenSingles:
+    def _send_message(self, shard: str, groups: list[list[_Queued]], data: bytes | None) -> None:
+        opened = [self._open_singles(shard, group) for group in groups]
+        try:
+            if data is None:  # it fitted before its calls were numbered
+                raise PayloadTooLargeError("a message grew beyond what the broker takes")
+            self.bus.send(self.subjects.run_call(self.run, shard), data)
+        except BusError as error:
+            self._fail_open(opened, error)
+
+    def _row(self, entries: list[_Queued]) -> list[Any]:
+        """A group of calls as it travels."""
         first = entries[0]
-        placeholders = [entry.placeholder for entry in entries]
         options: dict[str, Any] = {}
-        kept = [p.position for p in placeholders if p.used and not p.wanted]
+        kept = [e.placeholder for e in entries if e.placeholder.used and not e.placeholder.wanted]
         if kept:
-            options["keep"] = kept
-            for position in kept:
-                placeholders[position].kept = True
+            options["keep"] = [placeholder.position for placeholder in kept]
+            for placeholder in kept:
+                placeholder.kept = True
         if first.class_path is not None:
             options["class"], options["folder"] = first.class_path
         if first.by is not None:
-            options["chain"] = chain_of(first.by)
+            # A caller that goes on without the answer is no link: nothing waits for this call.
+            options["chain"] = chain_of(first.by) if first.placeholder.wanted else []
+            options["agent"] = True
         options["round"] = self.round if first.by is None else first.by.group.round
-        number = first.placeholder.call
-        group = [
-            number,
+        return [
+            first.placeholder.call,
             first.method,
             [_column([e.args[i] for e in entries]) for i in range(len(first.args))],
             {k: _column([e.kwargs[k] for e in entries]) for k in first.kwargs},
             batch.column([e.index for e in entries]),
             options,
         ]
-        timeout = first.placeholder.deadline or self.timeout
-        call = _OpenSingles(number, shard, group, timeout, placeholders)
+
+    def _open_singles(self, shard: str, entries: list[_Queued]) -> _OpenSingles:
+        placeholders = [entry.placeholder for entry in entries]
+        call = _OpenSingles(
+            placeholders[0].call,
+            shard,
+            self._row(entries),
+            placeholders[0].deadline or self.timeout,
+            placeholders,
+        )
         self._track(call)
         return call
 
@@ -463,6 +489,7 @@ class Caller:
         options = {**options, "round": self.round if by is None else by.group.round}
         if by is not None:
             options["chain"] = chain_of(by)
+            options["agent"] = True
         group = [
             number,
             method,
@@ -510,7 +537,7 @@ class Caller:
     # Ending calls
     def set_timeout(self, placeholder: Placeholder[Any], seconds: float) -> None:
         """Give one call its own bound, counted from now."""
-        if placeholder.call < 0:
+        if placeholder.call < 0 and placeholder._source is None:
             placeholder.deadline = seconds
             return
         loop = asyncio.get_running_loop()
@@ -530,6 +557,11 @@ class Caller:
     def cancel(self, placeholder: Placeholder[Any]) -> None:
         """Tell the worker that nobody waits for this call any more."""
         if placeholder.call >= 0 and placeholder._source is None:
+            call = self._open.get(placeholder.call)
+            if isinstance(call, _OpenSingles):
+                call.left -= 1
+                if call.left <= 0:
+                    self._open.pop(call.number, None)
             self._send_cancel(placeholder.shard, placeholder.call, [placeholder.position])
 
     def cancel_part(self, number: int) -> None:
@@ -566,9 +598,11 @@ class Caller:
                 self._recap(now)
             else:
                 self._recap_at = now + _FIRST_RECAP
-        if self._lent:
-            for key in [k for k, (_, since) in self._lent.items() if now - since > _LENT_FOR]:
-                del self._lent[key]
+        while self._lent:  # oldest first
+            key, (_, since) = next(iter(self._lent.items()))
+            if now - since < _LENT_FOR and len(self._lent) < _MOST_LENT:
+                break
+            del self._lent[key]
         if self._open or self._lent or self._fetches:
             self._keep_sweeping()
 
@@ -592,11 +626,12 @@ class Caller:
         fields = batch.check(self.codec.unpack(message.data))
         kind = fields[0]
         if kind == batch.ANSWERS:
-            for number, sequence, positions, values, errors in fields[1]:
+            for number, sequence, positions, values, errors, tokens in fields[1]:
                 call = self._open.get(number)
                 if call is None or sequence in call.seen:
                     continue
                 call.seen.add(sequence)
+                call.tokens += tokens
                 if call.answers(batch.numbers(positions), values, errors):
                     self._open.pop(number, None)
         elif kind == batch.SUMMARY:
@@ -790,9 +825,13 @@ def _settle(placeholder: Placeholder[Any], value: Any) -> None:
 
 
 def chain_of(task: CallTask) -> list[Any]:
-    """The calls that led to the one under way, outermost first: ``[shard, index, name]``."""
+    """The calls that wait for what the one under way does, outermost first.
+
+    Each is ``[shard, index, name, caller's inbox, call, position]``.
+    """
     group = task.group
-    return [*group.chain, [group.shard.id, task.index, task.get_name()]]
+    key = [group.caller, group.number, task.position]
+    return [*group.chain, [group.shard.id, task.index, task.get_name(), *key]]
 
 
 def _column(values: list[Any]) -> list[Any]:

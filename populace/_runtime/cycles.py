@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from populace.placeholder import Placeholder
 from shared.logs import get_logger
 from shared.messages import batch
 
@@ -79,10 +80,16 @@ class Cycles:
     def _follow(self, task: CallTask, origin: list[Any], path: list[Any]) -> None:
         """Send the probe on to every call that a call under way waits for."""
         caller = self._worker.caller
-        for placeholder in task.calls or ():
-            if placeholder.done() or placeholder.call < 0 or len(path) > _MAX_PATH:
+        waiter = task.waits_for
+        awaited = (
+            [waiter]
+            if isinstance(waiter, Placeholder)
+            else [p for p in task.calls or () if p.wanted]  # perhaps in tasks of its own
+        )
+        for placeholder in awaited:
+            key: list[Any] = list(caller._source_of(placeholder)[:3])
+            if placeholder.done() or key[1] < 0 or len(path) > _MAX_PATH:
                 continue
-            key = [caller.inbox, placeholder.call, placeholder.position]
             subject = self._worker.subjects.run_call(self._worker.run, placeholder.shard)
             message = [batch.PROBE, origin, [key, path]]
             self._worker.bus.send(subject, self._worker.codec.pack(message))

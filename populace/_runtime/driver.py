@@ -119,7 +119,22 @@ class CallTask:
         self.tokens = 0
         self.backend = ""
         self.calls: set[Any] | None = None
-        """Placeholders of calls that this call has made and not been answered."""
+        """Placeholders of calls that this call has made; some may be answered by now."""
+
+    @property
+    def waits_for(self) -> Any:
+        """What the call waits for: a future, or something of the platform's own; or None."""
+        return self._waiter
+
+    def note_call(self, placeholder: Any) -> None:
+        """Remember a call that this call makes; answered ones are let go now and then."""
+        calls = self.calls
+        if calls is None:
+            calls = self.calls = set()
+        calls.add(placeholder)
+        size = len(calls)
+        if size >= 64 and size & (size - 1) == 0:  # at each doubling
+            self.calls = {p for p in calls if not p.done()}
 
     def step(self, error: BaseException | None = None) -> None:
         """Run the coroutine up to its next wait; must be called outside of any task."""

@@ -2,7 +2,9 @@
 
 A batch is plain columns, so that a reader needs msgpack or JSON and nothing of ours::
 
-    {"run", "round", "population", "method", "batch",      # the batch's name, unique in the run
+    {"run", "round", "population", "method",
+     "call": which recorded call of the run, from 1,
+     "batch": the batch's name, unique in the run,
      "agents": [numbers], "values": [answers, None if failed],
      "errors": [[place in the columns, kind, message], ...],
      "tokens": [...] or None, "seconds": [...] or None,
@@ -99,6 +101,7 @@ def batch_of(
     round_number: int,
     population: str,
     method: str,
+    call: int,
     batch: str,
     agents: list[int],
     values: list[Any],
@@ -113,6 +116,7 @@ def batch_of(
         "round": round_number,
         "population": population,
         "method": method,
+        "call": call,
         "batch": batch,
         "agents": agents,
         "values": values,

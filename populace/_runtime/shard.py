@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import time
 import traceback
@@ -16,7 +17,8 @@ from populace._runtime.driver import CallTask
 from populace._runtime.reduce import Partial
 from populace.agent import Agent
 from populace.errors import WireError, error_to_wire
-from populace.placeholder import find_placeholders, resolve
+from populace.placeholder import Placeholder, find_placeholders, resolve
+from populace.proxy import AgentProxy
 from shared.errors import CodeError
 from shared.messages import batch
 
@@ -63,6 +65,7 @@ class Group:
         "shard",
         "storing",
         "tokens",
+        "tokens_new",
         "tokens_total",
         "values",
         "waiters",
@@ -97,6 +100,8 @@ class Group:
         self.done = 0
         self.failed = 0
         self.tokens_total = 0
+        self.tokens_new = 0
+        """Tokens of the answers that wait for the next flush."""
         self.reported = 0.0
         self.storing = 0
         """Batches of records on their way to the stream."""
@@ -106,9 +111,14 @@ class Group:
 
     def arguments(self, position: int) -> tuple[list[Any], dict[str, Any]]:
         """The arguments for one agent."""
-        args = [value[position] if column else value for column, value in self.args]
-        kwargs = {k: v[position] if column else v for k, (column, v) in self.kwargs.items()}
+        args = [v[position] if column else _own(v) for column, v in self.args]
+        kwargs = {k: v[position] if column else _own(v) for k, (column, v) in self.kwargs.items()}
         return args, kwargs
+
+    @property
+    def has_mutable(self) -> bool:
+        """Whether an argument that all share could be changed by one of them."""
+        return any(_is_mutable(v) for c, v in self.args if not c)
 
     @property
     def has_columns(self) -> bool:
@@ -223,7 +233,12 @@ class Shard:
             return
         function = self._method(self.cls, group.method) if self.cls is not None else None
         busy, agents, cancelled = self._busy, self.agents, group.cancelled
-        simple = function is not None and not group.has_columns and not group.kwargs
+        simple = (
+            function is not None
+            and not group.has_columns
+            and not group.kwargs
+            and not group.has_mutable
+        )
         shared = [value for _, value in group.args] if simple else []
         if simple and group.references and contains_placeholder(shared):
             simple = False
@@ -282,12 +297,20 @@ class Shard:
 
     def _enqueue(self, group: Group, position: int, index: int) -> None:
         """Queue a call to an agent at work, unless that work waits for this very call."""
-        if any(link[0] == self.id and link[1] == index for link in group.chain):
+        if group.chain and self._waits_for(index, group.chain):
             self._invoke(group, position, index)
             return
         self._full(index).queue.append((group, position))
-        if group.chain:
+        if group.options.get("agent"):
             self.worker.cycles.watch(self, index, group, position)
+
+    def _waits_for(self, index: int, chain: list[Any]) -> bool:
+        """Whether a call that an agent is at work on is a link of the chain."""
+        keys = [link[3:] for link in chain if link[0] == self.id and link[1] == index]
+        return bool(keys) and any(
+            [task.group.caller, task.group.number, task.position] in keys
+            for task in self.active(index)
+        )
 
     def admit(self, index: int, group: Group, position: int) -> None:
         """Run a queued call at once, though the agent is at work: it closes a circle."""
@@ -383,9 +406,11 @@ class Shard:
         else:
             self._full(index).active.remove(task)
         seconds = time.monotonic() - task.started if task.started else 0.0
-        if failure is None:
+        if group.cancelled and position in group.cancelled:
+            self.worker.dirty(group)  # nobody waits for it; the group may be over
+        elif failure is None:
             self.answer(group, position, result, task.tokens, seconds, task.backend)
-        elif not (group.cancelled and position in group.cancelled):
+        else:
             error = _described(failure)
             self.answer_error(group, position, error, task.tokens, seconds, task.backend)
         if busy is not task:
@@ -408,7 +433,7 @@ class Shard:
                 self._put(group.indexes[position], _Broken(described))
                 self.answer_error(group, position, described)
             return
-        plain = not group.has_columns and not group.kwargs
+        plain = not group.has_columns and not group.kwargs and not group.has_mutable
         shared = [value for _, value in group.args]
         new, init, agents = cls.__new__, cls.__init__, self.agents
         for position in range(start, stop):
@@ -472,6 +497,7 @@ class Shard:
             group.seconds.append(seconds)
         if tokens:
             group.tokens_total += tokens
+            group.tokens_new += tokens
         if backend:
             group.backends.add(backend)
         self.worker.dirty(group)
@@ -513,9 +539,24 @@ class Shard:
                     busy.queue.remove((group, position))
             group.cancelled.add(position)
             group.left -= 1
+            self.worker.forget(group, position)
             if task is not None:
                 task.cancel()
         self.worker.dirty(group)
+
+
+_IMMUTABLE = (str, int, float, bool, bytes, type(None))
+
+
+def _is_mutable(value: Any) -> bool:
+    if type(value) is tuple:
+        return any(map(_is_mutable, value))
+    return type(value) not in _IMMUTABLE and not isinstance(value, (Placeholder, AgentProxy))
+
+
+def _own(value: Any) -> Any:
+    """An agent's own copy of an argument that was sent once for all: none sees another's."""
+    return copy.deepcopy(value) if _is_mutable(value) else value
 
 
 def _described(error: BaseException) -> WireError:

@@ -22,11 +22,11 @@ from populace.models.client import ModelClient
 from populace.proxy import register_proxies
 from shared.bus import Bus, Message
 from shared.code import CodeLoader
-from shared.codec import Codec
+from shared.codec import Codec, from_public
 from shared.errors import BusError, CodecError, InvalidInputError, PopulaceError
 from shared.logs import get_logger
 from shared.messages import batch
-from shared.messages.control import Assignment, OpenShard, ShardOpened, WorkerStats
+from shared.messages.control import Assignment, OpenShard, ShardOpened, ShardsLost, WorkerStats
 from shared.service import serve
 from shared.subjects import Subjects
 
@@ -97,6 +97,7 @@ class Worker:
         self._unmark = mark_child_tasks(asyncio.get_running_loop())
         await self.caller.start()
         await self.models.start()
+        await self.bus.subscribe(self.subjects.run_lost(self.run), self._shards_lost)
         await serve(self.bus, self.subjects.worker(self.id, "open"), OpenShard, self._open_shard)
         await serve(self.bus, self.subjects.worker(self.id, "stats"), Assignment, self._stats)
         await self.bus.flush()
@@ -125,6 +126,10 @@ class Worker:
         )
         await self.bus.flush()
         return ShardOpened(shard=request.shard)
+
+    def _shards_lost(self, message: Message) -> None:
+        lost = ShardsLost.model_validate(from_public(message.data))
+        self.caller.shards_lost(lost.shards, lost.reason)
 
     async def _stats(self, _: Assignment) -> WorkerStats:
         process = psutil.Process()
@@ -217,18 +222,19 @@ class Worker:
             positions, values, errors = group.positions, group.values, group.errors
             group.positions, group.values, group.errors = [], [], []
             if positions:
+                row: list[Any] | None = None
+                if group.partial is None and not group.keep:
+                    row = self._answer_columns(group, positions, values, errors)
                 if group.record is not None:
-                    self._record(group, positions, values, errors)
+                    self._record(group, positions, values, errors, row)
                 if group.waiters:
                     self._serve_waiters(group, positions, values, errors)
                 if group.partial is not None:
                     self._summarise(group, positions, values, errors)
                 elif group.keep:
                     self._answer_or_keep(group, positions, values, errors, answers)
-                else:
-                    answers.setdefault(group.caller, []).append(
-                        self._answer_columns(group, positions, values, errors)
-                    )
+                elif group.record is None:
+                    answers.setdefault(group.caller, []).append(row)
             if group.partial is not None:
                 self._report(group, summaries)
             if group.left <= 0 and not group.storing:
@@ -236,7 +242,7 @@ class Worker:
         for caller, rows in answers.items():
             self._send_answers(caller, rows)
         for caller, rows in summaries.items():
-            self._send(caller, [batch.SUMMARY, rows], {row[0] for row in rows if row[5]})
+            self._send_summaries(caller, rows)
 
     def _finish(self, group: Group) -> None:
         key = (group.caller, group.number)
@@ -250,7 +256,8 @@ class Worker:
         group: Group, positions: list[int], values: list[Any], errors: list[Any]
     ) -> list[Any]:
         group.sequence += 1
-        return [group.number, group.sequence, batch.column(positions), values, errors]
+        tokens, group.tokens_new = group.tokens_new, 0
+        return [group.number, group.sequence, batch.column(positions), values, errors, tokens]
 
     def _answer_or_keep(
         self,
@@ -315,11 +322,11 @@ class Worker:
         self._send_row_apart(caller, rows[0], len(data))
 
     def _send_row_apart(self, caller: str, row: list[Any], size: int) -> None:
-        number, sequence, positions, values, errors = row
+        number, sequence, positions, values, errors, tokens = row
         if len(values) == 1:
             reason = f"the answer takes {size} bytes, more than one message may hold"
             error = ["PayloadTooLargeError", reason, ""]
-            row = [number, sequence, positions, [None], [[0, error]]]
+            row = [number, sequence, positions, [None], [[0, error]], tokens]
             self._send_answers(caller, [row])
             return
         listed = list(batch.numbers(positions))
@@ -335,6 +342,7 @@ class Worker:
                         batch.column(listed[start:stop]),
                         values[start:stop],
                         [[p - start, e] for p, e in errors if start <= p < stop],
+                        tokens if part == 1 else 0,
                     ]
                 ],
             )
@@ -396,9 +404,27 @@ class Worker:
             ]
         )
 
+    def _send_summaries(self, caller: str, rows: list[Any]) -> None:
+        data = self.codec.pack([batch.SUMMARY, rows])
+        if len(data) <= self.bus.max_payload:
+            self._send_packed(caller, data, {row[0] for row in rows if row[5]})
+        elif len(rows) > 1:
+            for row in rows:
+                self._send_summaries(caller, [row])
+        else:
+            reason = "the different answers are too many or too long to be counted"
+            described = ["PayloadTooLargeError", reason, ""]
+            self._send(caller, [batch.REFUSED, [[rows[0][0], described]]], {rows[0][0]})
+
     def _record(
-        self, group: Group, positions: list[int], values: list[Any], errors: list[Any]
+        self,
+        group: Group,
+        positions: list[int],
+        values: list[Any],
+        errors: list[Any],
+        row: list[Any] | None,
     ) -> None:
+        """Store records; ``row``, the answers to be sent, is sent once they are stored."""
         assert group.record is not None
         offset, indexes = group.shard.offset, group.indexes
         tokens, group.tokens = group.tokens, []
@@ -408,6 +434,7 @@ class Worker:
             round_number=group.round,
             population=group.shard.population,
             method=group.method,
+            call=group.record["call"],
             batch=f"{group.shard.id}/{group.number}/{group.done}",
             agents=[offset + indexes[p] for p in positions],
             values=values,
@@ -417,13 +444,15 @@ class Worker:
             field=group.record.get("field"),
             backends=sorted(group.backends),
         )
-        task = asyncio.ensure_future(self._store(group, columns))
+        task = asyncio.ensure_future(self._store(group, columns, row))
         self._storing.add(task)
         task.add_done_callback(self._storing.discard)
 
-    async def _store(self, group: Group, columns: dict[str, Any]) -> None:
+    async def _store(self, group: Group, columns: dict[str, Any], row: list[Any] | None) -> None:
         try:
             await self._recorder.store(columns)
+            if row is not None:
+                self._send_answers(group.caller, [row])
         except Exception as error:
             _log.error("records are lost", batch=columns["batch"], error=str(error))
             described = [type(error).__name__, str(error), ""]
@@ -434,10 +463,18 @@ class Worker:
                 self.dirty(group)
 
     # Answers for others
+    def forget(self, group: Group, position: int) -> None:
+        """A call was cancelled: whoever waits for its answer learns that there is none."""
+        for inbox, number in (group.waiters or {}).pop(position, ()):
+            described = ["cancelled", "the call was cancelled", ""]
+            self._send_fetched(inbox, number, batch.FAILED, described)
+
     def _wait(self, group: Group, position: int, asker: tuple[str, int]) -> None:
         if group.waiters is None:
             group.waiters = {}
-        group.waiters.setdefault(position, []).append(asker)
+        waiters = group.waiters.setdefault(position, [])
+        if asker not in waiters:
+            waiters.append(asker)
 
     def _serve_waiters(
         self, group: Group, positions: list[int], values: list[Any], errors: list[Any]
@@ -469,6 +506,7 @@ class Worker:
         group = self._open.get((caller, call))
         pending = group is not None and (
             position >= group.cursor
+            or position in group.positions  # answered, and not sent yet
             or group.shard.task_of(group, position) is not None
             or group.shard.is_queued(group, position)
         )
@@ -481,7 +519,9 @@ class Worker:
         elif expected and (caller, call) not in self._finished:
             # The call itself is still on its way here, by another road.
             early = (caller, call, position)
-            self._early.setdefault(early, []).append((inbox, number))
+            if (inbox, number) in self._early.setdefault(early, []):
+                return
+            self._early[early].append((inbox, number))
             asyncio.get_running_loop().call_later(_EARLY_FOR, self._too_early, early)
         else:
             self._send_fetched(inbox, number, batch.ASK_CALLER, None)

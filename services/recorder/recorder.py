@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from services.recorder.tables import RunFolder
 from shared.bus import Consumer, Delivery
 from shared.codec import CONTENT_TYPE, JSON_TYPE, from_public
-from shared.errors import BusError, CodecError, PopulaceError
+from shared.errors import BusError
 from shared.ids import is_token
 from shared.logs import get_logger
 from shared.messages.scenario import Status
@@ -56,7 +55,7 @@ class RunRecorder:
             await delivery.term()
             return
         if run not in self._folders and (self._base / run / "manifest.json").exists():
-            await delivery.ack()  # the run is recorded; an acknowledgement was lost
+            await self._take_late(run, delivery)
             return
         try:
             content = from_public(delivery.data, kind)
@@ -64,13 +63,23 @@ class RunRecorder:
                 await self._take_status(Status.model_validate(content))
             else:
                 self._folder(run).add(content)
-        except (CodecError, ValidationError) as error:
+        except BusError:
+            raise
+        except Exception as error:  # one message must not stop the recording of all runs
             _log.error(
                 "a message of a run can't be read", subject=delivery.subject, error=str(error)
             )
             await delivery.term()
             return
         self._unacknowledged.append(delivery)
+
+    async def _take_late(self, run: str, delivery: Delivery) -> None:
+        """A message of a run that is recorded: its acknowledgement was lost."""
+        if delivery.subject == self._subjects.run_status(run):
+            status = Status.model_validate_json(delivery.data)
+            if status.kind == "ended":  # and perhaps "recorded" was never told
+                await self._tell(run, self._base / run, status.records)
+        await delivery.ack()
 
     async def _take_status(self, status: Status) -> None:
         if status.kind == "recorded":
@@ -87,19 +96,22 @@ class RunRecorder:
         except Exception as error:
             # One run's trouble must not stop the recording of others; its parts stay on disk.
             _log.exception("a run's files could not be written", run=run)
-            await self._tell(run, folder, reason=f"{type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {error}"
+            await self._tell(run, folder.path, folder.rows_written, reason)
             return
         if manifest["missing"]:
             _log.error("records are missing", run=run, count=manifest["missing"])
         _log.info("run recorded", run=run, rows=folder.rows_written, folder=str(folder.path))
-        await self._tell(run, folder)
+        await self._tell(run, folder.path, folder.rows_written)
 
-    async def _tell(self, run: str, folder: RunFolder, reason: str | None = None) -> None:
+    async def _tell(
+        self, run: str, folder: Path, records: int | None, reason: str | None = None
+    ) -> None:
         told = Status(
             kind="recorded",
             run=run,
-            records=folder.rows_written,
-            folder=str(folder.path),
+            records=records,
+            folder=str(folder),
             reason=reason,
         )
         await self._bus.append(
@@ -121,7 +133,7 @@ class RunRecorder:
 
     async def _follow(self) -> None:
         consumer: Consumer | None = None
-        while True:
+        while not self._context.stopping.is_set():
             try:
                 if consumer is None:
                     consumer = await self._bus.consumer(
@@ -137,8 +149,8 @@ class RunRecorder:
                 due = time.monotonic() - self._flushed > _FLUSH_EVERY
                 if waiting >= _FLUSH_ROWS or (due and self._unacknowledged):
                     await self._flush()
-            except (PopulaceError, OSError) as error:
-                _log.error("recording starts anew", error=str(error))
+            except Exception as error:
+                _log.error("recording starts anew", error=f"{type(error).__name__}: {error}")
                 consumer = None
                 self._folders.clear()  # made again from what is on disk
                 self._unacknowledged.clear()
@@ -154,14 +166,11 @@ class RunRecorder:
         await self._context.announce("Writes the results of runs to files", stats=self.stats)
         follow = asyncio.ensure_future(self._follow())
         _log.info("recorder is up", folder=str(self._base))
-        try:
-            await self._context.stopping.wait()
-        finally:
-            follow.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await follow
-            with contextlib.suppress(BusError):
-                await self._flush()
+        await self._context.stopping.wait()
+        # It ends between two steps: cut short, a flush in its thread would be done twice.
+        await asyncio.wait({follow}, timeout=30)
+        with contextlib.suppress(BusError):
+            await self._flush()
 
 
 async def main(context: ServiceContext) -> None:

@@ -26,6 +26,7 @@ SCHEMA = pa.schema(
         pa.field("population", _TEXT),
         pa.field("agent", pa.int64()),
         pa.field("method", _TEXT),
+        pa.field("call", pa.int32()),
         pa.field("value", pa.float64()),
         pa.field("answer", pa.string()),
         pa.field("error", _TEXT),
@@ -35,13 +36,16 @@ SCHEMA = pa.schema(
         pa.field("backend", _TEXT),
     ]
 )
-"""``value``: the answer as a number, if it is or holds one. ``answer``: all of it, as text or
-JSON, if it is more than that number. ``error`` and ``message``: why there is no answer.
-``tokens``: prompt and answer tokens. ``seconds``: from the call's start to its end, where it
-waited. ``backend``: what answered; "scripted" means that no model did."""
+"""``call``: which recorded call of the run, from 1. ``value``: the answer as a number, if it is
+or holds one. ``answer``: all of it, as text or JSON, if it is more than that number. ``error`` and
+``message``: why there is no answer. ``tokens``: prompt and answer tokens. ``seconds``: from the
+call's start to its end, where it waited. ``backend``: what answered; "scripted" means that no
+model did."""
 
 _SORT_UP_TO = 5_000_000
 """Rows that are put into order (round, population, agent) at the end; beyond, as they came."""
+
+_MOST_AGENTS = 1 << 30
 
 _Row = tuple[Any, ...]
 
@@ -62,7 +66,7 @@ class RunFolder:
         self.repeated = 0
         """Records that came a second time and were left out."""
         self._columns: list[list[Any]] = [[] for _ in SCHEMA]
-        self._seen: dict[tuple[int, str, str], bytearray] = {}
+        self._seen: dict[tuple[int, str, str, int], bytearray] = {}
         self._rounds: dict[int, RoundRow] = {}
         self._statuses: dict[str, Status] = {}
         self._backends: set[str] = set()
@@ -74,10 +78,15 @@ class RunFolder:
     def _restore(self) -> None:
         """Take up what a recorder before this one had written."""
         for file in sorted(self._parts.glob("*.parquet")):
-            table = pq.read_table(file, columns=["round", "population", "method", "agent"])
-            columns = (table.column(i).to_pylist() for i in range(4))
-            for row, population, method, agent in zip(*columns, strict=True):
-                self._first_time((row, population, method), agent)
+            wanted = ["round", "population", "method", "call", "agent", "error", "backend"]
+            table = pq.read_table(file, columns=wanted)
+            columns = (table.column(name).to_pylist() for name in wanted)
+            for round_number, population, method, call, agent, error, backend in zip(
+                *columns, strict=True
+            ):
+                self._first_time((round_number, population, method, call), agent)
+                self.failed += error is not None
+                self._backends.update((backend or "").split(",") if backend else ())
             self.rows_written += table.num_rows
             self._part = max(self._part, int(file.stem))
         notes = self._parts / "statuses.jsonl"
@@ -111,19 +120,20 @@ class RunFolder:
         """
         try:
             self._add(record)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise CodecError(f"a batch of records has the wrong shape: {error!r}") from None
 
     def _add(self, record: dict[str, Any]) -> None:
         round_number, population = record["round"], record["population"]
-        method, field = record["method"], record["field"]
-        agents, values = record["agents"], record["values"]
-        errors = {place: (kind, text) for place, kind, text in record["errors"]}
-        tokens = record["tokens"] or [0] * len(agents)
-        seconds = record["seconds"] or [None] * len(agents)
+        method, field, call = str(record["method"]), record["field"], int(record["call"])
+        round_number, population = int(round_number), str(population)
+        agents, values = [int(a) for a in record["agents"]], list(record["values"])
+        errors = {int(place): (str(kind), str(text)) for place, kind, text in record["errors"]}
+        tokens = [int(t) for t in record["tokens"] or [0] * len(agents)]
+        seconds = [s and float(s) for s in record["seconds"] or [None] * len(agents)]
         backend = ",".join(record["backends"]) or None
         self._backends.update(record["backends"])
-        key = (round_number, population, method)
+        key = (round_number, population, method, call)
         if not len(agents) == len(values) == len(tokens) == len(seconds):
             raise ValueError("columns of different lengths")
         for place, agent in enumerate(agents):
@@ -141,6 +151,7 @@ class RunFolder:
                 population,
                 agent,
                 method,
+                call,
                 number,
                 text,
                 kind,
@@ -152,7 +163,9 @@ class RunFolder:
             for column, cell in zip(self._columns, row, strict=True):
                 column.append(cell)
 
-    def _first_time(self, key: tuple[int, str, str], agent: int) -> bool:
+    def _first_time(self, key: tuple[int, str, str, int], agent: int) -> bool:
+        if not 0 <= agent < _MOST_AGENTS:
+            raise ValueError(f"there is no agent {agent}")
         seen = self._seen.setdefault(key, bytearray())
         if agent >= len(seen):
             seen.extend(bytes(agent + 1 - len(seen)))
@@ -195,7 +208,7 @@ class RunFolder:
             tables = [pq.read_table(f, schema=SCHEMA) for f in files]
             whole = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
             whole = whole.sort_by(
-                [("round", "ascending"), ("population", "ascending"), ("agent", "ascending")]
+                [(name, "ascending") for name in ("round", "call", "population", "agent")]
             )
             pq.write_table(whole, draft, compression="zstd", row_group_size=1 << 17)
         else:
@@ -237,8 +250,16 @@ def _split(value: Any, field: str | None) -> tuple[float | None, str | None]:
     if value is None:
         return None, None
     kind = type(value)
-    if kind is bool or kind is int or kind is float:
-        return float(value), None
-    part = value.get(field) if field and kind is dict else None
-    number = float(part) if type(part) in (int, float, bool) else None  # type: ignore[arg-type]
+    number = _number(value.get(field) if field and kind is dict else value)
+    if number is not None and kind is not dict:
+        return number, None
     return number, value if kind is str else json.dumps(value, ensure_ascii=False)
+
+
+def _number(value: Any) -> float | None:
+    if type(value) not in (int, float, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # a whole number beyond what a float holds stays as text
+        return None

@@ -11,7 +11,8 @@ CALLS      caller's inbox, groups ``[call, method, args, kwargs, indexes, option
 CANCEL     caller's inbox, call, positions (None: all)
 FETCH      asker's inbox, asker's number, ``[caller's inbox, call, position]``, kept
 RECAP      caller's inbox, ``[[call, batches of it that came], ...]`` still open there
-ANSWERS    groups ``[call, sequence, positions, values, errors]``, errors ``[[place, error]]``
+ANSWERS    groups ``[call, sequence, positions, values, errors, tokens]``; errors
+           ``[[place, error], ...]``
 DONE       groups ``[call, sequence, positions]``: done, kept where it was made
 SUMMARY    groups ``[call, done, failed, tokens, mean so far, partial]``; partial at the end
 FETCHED    asker's number, outcome, value or error

@@ -123,6 +123,13 @@ class WorkerEnded(BaseModel):
     reason: str
 
 
+class ShardsLost(BaseModel):
+    """From a run's owner to its workers: calls to these shards can't be answered any more."""
+
+    shards: list[str]
+    reason: str
+
+
 class Lease(BaseModel):
     """To a host, twice a second: the owner of this run is alive. Without it, workers end."""
 

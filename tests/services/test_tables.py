@@ -20,6 +20,7 @@ def record(agents: list[int], values: list[Any], **more: Any) -> dict[str, Any]:
         "round_number": 1,
         "population": "p",
         "method": "m",
+        "call": 1,
         "batch": f"b{agents}",
         "errors": [],
     }
