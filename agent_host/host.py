@@ -57,6 +57,8 @@ class _Run:
     """A run that has workers here."""
 
     workers: list[_Process] = field(default_factory=list)
+    wanted: int = 0
+    """Workers that it is being given; counted though they don't run yet."""
     heard: float = field(default_factory=time.monotonic)
 
 
@@ -74,10 +76,16 @@ class Host:
         self._runs: dict[str, _Run] = {}
         self._since = time.time()
         self._closing = False
+        self._refilling = asyncio.Lock()
+
+    @property
+    def _busy(self) -> int:
+        """Worker processes that runs have, or are about to have."""
+        return sum(max(len(run.workers), run.wanted) for run in self._runs.values())
 
     def info(self) -> HostInfo:
         """What the host says of itself."""
-        busy = sum(len(run.workers) for run in self._runs.values())
+        busy = self._busy
         return HostInfo(
             host=self.name,
             address=socket.gethostname(),
@@ -127,10 +135,10 @@ class Host:
 
     async def refill(self) -> None:
         """Have as many spare workers ready as one run usually gets."""
-        busy = sum(len(run.workers) for run in self._runs.values())
-        room = self._settings.max_workers - busy
-        while len(self._spare) < min(self._per_run, room) and not self._closing:
-            self._spare.append(await self._spawn())
+        async with self._refilling:
+            room = self._settings.max_workers - self._busy
+            while len(self._spare) < min(self._per_run, room) and not self._closing:
+                self._spare.append(await self._spawn())
 
     async def _assign(self, worker: _Process, assignment: Assignment) -> None:
         """Give a worker its run, and wait until it listens."""
@@ -172,8 +180,7 @@ class Host:
     # Requests
     async def acquire(self, request: AcquireWorkers) -> AcquiredWorkers:
         """Give a run its workers."""
-        busy = sum(len(run.workers) for run in self._runs.values())
-        room = self._settings.max_workers - busy
+        room = self._settings.max_workers - self._busy
         if self._closing:
             raise InvalidInputError(f"the host {self.name} is stopping")
         if request.count > room:
@@ -182,12 +189,13 @@ class Host:
             )
         if request.run in self._runs:
             raise InvalidInputError(f"the run {request.run!r} has workers on {self.name} already")
-        run = self._runs[request.run] = _Run()
+        run = self._runs[request.run] = _Run(wanted=request.count)
         taken = [self._spare.pop() for _ in range(min(len(self._spare), request.count))]
         run.workers.extend(taken)  # reserved, so that requests meanwhile count them
         missing = request.count - len(taken)
         run.workers.extend(await asyncio.gather(*(self._spawn() for _ in range(missing))))
         try:
+            self._check_still_there(request.run, run)
             await asyncio.gather(
                 *(
                     self._assign(
@@ -201,12 +209,20 @@ class Host:
                     for worker in run.workers
                 )
             )
+            self._check_still_there(request.run, run)
         except PopulaceError:
             await self._drop(request.run)
+            await self._end([w for w in run.workers if w.process.returncode is None])
             raise
-        run.heard = time.monotonic()
+        finally:
+            run.wanted = 0
+            run.heard = time.monotonic()
         _log.info("workers given", run=request.run, count=request.count)
         return AcquiredWorkers(workers=[w.name for w in run.workers])
+
+    def _check_still_there(self, name: str, run: _Run) -> None:
+        if self._runs.get(name) is not run:
+            raise InvalidInputError(f"the run {name!r} was released while it was given workers")
 
     async def _drop(self, name: str) -> int:
         run = self._runs.pop(name, None)
@@ -273,19 +289,23 @@ class Host:
                 if bucket is None:
                     bucket = await self._bus.bucket(self._subjects.bucket_hosts, ttl=HOST_TTL)
                 await bucket.put(self.name, pack_plain(self.info().model_dump(mode="json")))
-            except BusError as error:
+                await self._end_silent()
+            except Exception as error:  # the host must not vanish for a passing trouble
                 _log.warning("the host can't show itself", error=str(error))
-            silent = [
-                name
-                for name, run in self._runs.items()
-                if time.monotonic() - run.heard > _LEASE and self._bus.connected
-            ]
-            for name in silent:
-                _log.warning("a run's owner is gone; its workers end", run=name)
-                await self._drop(name)
-            if silent:
-                await self.refill()
             await asyncio.sleep(_HEARTBEAT)
+
+    async def _end_silent(self) -> None:
+        """End the workers of runs whose owner gives no sign of life."""
+        silent = [
+            name
+            for name, run in self._runs.items()
+            if time.monotonic() - run.heard > _LEASE and not run.wanted and self._bus.connected
+        ]
+        for name in silent:
+            _log.warning("a run's owner is gone; its workers end", run=name)
+            await self._drop(name)
+        if silent:
+            await self.refill()
 
     async def _withdraw(self) -> None:
         with contextlib.suppress(BusError):

@@ -124,6 +124,7 @@ class Answers(Generic[T]):
         self._batches: list[AnswerBatch] = []
         self._answered = bytearray()
         self._failed = 0
+        self._example = ""
         self._failures: Counter[str] = Counter()
         self.lost: list[tuple[int, int, WireError]] = []
         """Slices (first agent, number of agents, error) whose worker did not answer for them."""
@@ -188,6 +189,9 @@ class Answers(Generic[T]):
             self._sort_out_unreadable(agents, values, found)
         for agent in agents:
             self._answered[agent] = 1
+        if found and not self._example:
+            error = found[min(found)]
+            self._example = f"{error.kind}: {error.message}"
         self._failed += len(found)
         self._failures.update(error.kind for error in found.values())
         self._batches.append(AnswerBatch(agents, values, found))
@@ -260,6 +264,13 @@ class Answers(Generic[T]):
                 sum(r[2] for r in rows),
             )
         return self._settled, self._failed, sum(self._tokens_of.values())
+
+    @property
+    def first_failure(self) -> str:
+        """Kind and message of a failure, as an example; empty if there was none."""
+        if self._partial is not None:
+            return self._partial.example[1] if self._partial.example else ""
+        return self._example
 
     @property
     def mean_so_far(self) -> float | None:

@@ -12,6 +12,7 @@ from populace._runtime.records import Recorder, batch_of
 from populace.answers import Answers
 from populace.scenario import Scenario
 from populace.world import World
+from shared.errors import PopulaceError
 from shared.logs import get_logger
 from shared.messages.scenario import RoundRow, Status
 
@@ -99,12 +100,19 @@ class Player:
                 row=row,
             )
         )
+        if row.failed and not row.answers:
+            raise PopulaceError(
+                f"no agent answered in round {number}: {row.failed} failed, the first with "
+                f"{row.example}"
+            )
 
     def _row(self, number: int, seconds: float) -> RoundRow:
         answered = failed = tokens = 0
         failures: Counter[str] = Counter()
+        example = ""
         for answers in self._world._recorded:
             done, bad, used = _outcome(answers, failures)
+            example = example or answers.first_failure
             answered += done - bad
             failed += bad
             tokens += used
@@ -113,6 +121,7 @@ class Player:
             answers=answered,
             failed=failed,
             failures=dict(sorted(failures.items())),
+            example=example[:500],
             values=self._scenario._recorded,
             tokens=tokens,
             seconds=round(seconds, 3),

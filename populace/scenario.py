@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from populace.population import Population
+from shared.codec import plain
+from shared.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from populace.agent import Agent
     from populace.world import World
+
+
+_TAKEN = frozenset({"round", "answers", "failed", "failures", "tokens", "seconds"})
 
 
 class NoParams(BaseModel):
@@ -70,5 +75,15 @@ class Scenario:
         )
 
     def record(self, **values: Any) -> None:
-        """Note what this round came to; it stands in the round's row of the results."""
-        self._recorded.update(values)
+        """Note what this round came to; it stands in the round's row of the results.
+
+        Raises:
+            InvalidInputError: a name that the row has already.
+        """
+        taken = sorted(set(values) & _TAKEN)
+        if taken:
+            raise InvalidInputError(
+                f"record({taken[0]}=...): every round's row has {taken[0]!r} already; choose "
+                "another name"
+            )
+        self._recorded.update({name: plain(value) for name, value in values.items()})

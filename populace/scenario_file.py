@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,7 @@ def read_scenario(path: str | Path, overrides: dict[str, Any] | None = None) -> 
             )
     for dotted, value in (overrides or {}).items():
         _set(raw, dotted.split("."), value)
+        lines[tuple(dotted.split("."))] = 0  # said on the command line
     try:
         spec = ScenarioSpec.model_validate(raw)
     except ValidationError as error:
@@ -114,8 +116,11 @@ def _note_lines(node: Any, key: Key, lines: dict[Key, int]) -> None:
 
 def _where(path: Path, lines: dict[Key, int], key: Key) -> str:
     for length in range(len(key), 0, -1):
-        if key[:length] in lines:
-            return f"{path}:{lines[key[:length]]}"
+        line = lines.get(key[:length])
+        if line == 0:
+            return f"{path} with what the command line says"
+        if line is not None:
+            return f"{path}:{line}"
     return f"{path}:1"
 
 
@@ -148,6 +153,10 @@ def load_class(
         cls: type[Scenario] = loader.load(spec.scenario, Scenario)
     except CodeError as error:
         raise ScenarioError(f"{place}scenario: {error}") from None
+    if cls.round is Scenario.round or not inspect.iscoroutinefunction(cls.round):
+        raise ScenarioError(
+            f"{place}scenario: {spec.scenario} needs a method  async def round(self, n)"
+        )
     try:
         params = cls.Params.model_validate(spec.params)
     except ValidationError as error:

@@ -88,26 +88,30 @@ class _Workers:
         self._on_lost = on_lost
         await self._bus.subscribe(self._subjects.run_workers(self._run), self._ended)
         shares = _divide(await self._find_hosts(), count, at_most)
-        asked = [
-            ask(
-                self._bus,
-                self._subjects.host(host, "acquire"),
-                request.model_copy(update={"count": share}),
-                AcquiredWorkers,
-                timeout=_ACQUIRE_TIMEOUT,
-                patience=5.0,
-            )
-            for host, share in shares.items()
-        ]
-        try:
-            given = await asyncio.gather(*asked)
-        except (RemoteError, BusError) as error:
-            await self._release(list(shares))
-            raise PlacementError(f"no workers for the run: {error}") from error
-        for host, reply in zip(shares, given, strict=True):
-            self.hosts[host] = reply.workers
+        # From the first host's answer on, its lease counts, however slow the others are.
         self._lease = asyncio.ensure_future(self._keep_lease())
+        outcomes = await asyncio.gather(
+            *(self._acquire_from(host, share, request) for host, share in shares.items()),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, (RemoteError, BusError)):
+                await self._release(list(shares))
+                raise PlacementError(f"no workers for the run: {outcome}") from outcome
+            if isinstance(outcome, BaseException):
+                raise outcome
         return [(worker, host) for host, workers in self.hosts.items() for worker in workers]
+
+    async def _acquire_from(self, host: str, share: int, request: AcquireWorkers) -> None:
+        reply = await ask(
+            self._bus,
+            self._subjects.host(host, "acquire"),
+            request.model_copy(update={"count": share}),
+            AcquiredWorkers,
+            timeout=_ACQUIRE_TIMEOUT,
+            patience=5.0,
+        )
+        self.hosts[host] = reply.workers
 
     async def _find_hosts(self) -> list[HostInfo]:
         bucket = await self._bus.bucket(self._subjects.bucket_hosts, ttl=HOST_TTL)
@@ -372,7 +376,7 @@ class World:
         try:
             await made
         except AgentError as error:
-            if error.kind != "closed":
+            if error.kind not in ("closed", "worker_lost"):
                 _log.warning(
                     "an agent could not be created",
                     agent_class=cls.__name__,

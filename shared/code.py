@@ -92,8 +92,9 @@ class CodeLoader:
             raise CodeError(f"the scenario's folder {str(folder)!r} does not exist here")
         if not any(path == root or root in path.parents for root in self._roots):
             raise CodeError(
-                f"the scenario's folder {str(folder)!r} is outside the folders from which this "
-                "installation loads code; start it there, or set POPULACE_CODE_ROOTS"
+                f"the scenario's folder {str(folder)!r} is outside the folders from which these "
+                f"services load code ({', '.join(map(str, self._roots)) or 'none'}); start the "
+                "services where it lies, or with POPULACE_CODE_ROOTS set to it"
             )
         if path not in self._folders:
             self._folders.append(path)
@@ -166,8 +167,15 @@ class CodeLoader:
         except ModuleNotFoundError as error:
             raise CodeError(f"{path!r} can't be imported: {error}") from error
         except Exception as error:
+            hint = ""
+            if "asyncio.run() cannot be called" in str(error):
+                hint = (
+                    "; a worker imports the script to find the class, so let the script's last "
+                    'lines run only under  if __name__ == "__main__":'
+                )
             raise CodeError(
-                f"importing {module_name!r} for {path!r} raised {type(error).__name__}: {error}"
+                f"importing {module_name!r} for {path!r} raised {type(error).__name__}: "
+                f"{error}{hint}"
             ) from error
         for part in attributes.split("."):
             try:

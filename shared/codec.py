@@ -181,6 +181,9 @@ def plain(value: Any) -> Any:
     """The value in JSON's terms alone: what readers outside Populace can take.
 
     Tuples and sets become lists, models and dataclasses become dicts, bytes become text.
+
+    Raises:
+        CodecError: it holds something else.
     """
     cls = type(value)
     if cls in (str, int, float, bool) or value is None:
@@ -199,7 +202,17 @@ def plain(value: Any) -> Any:
         return plain(value.value)
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    return str(value)
+    if isinstance(value, (dt.date, dt.timedelta)):
+        return str(value)
+    for base in _PLAIN_TYPES:
+        if isinstance(value, base):
+            return base(value)
+    if cls.__module__ == "numpy" and hasattr(value, "item") and not getattr(value, "ndim", 1):
+        return value.item()
+    raise CodecError(
+        f"a value of type {cls.__module__}.{cls.__qualname__} has no plain form; use plain values, "
+        "dataclasses or pydantic models"
+    )
 
 
 _PLAIN = Codec()

@@ -54,6 +54,8 @@ def first_problem(error: ValidationError) -> str:
         text = "is not a key that is known here"
     elif first["type"] == "missing":
         text = "is missing"
+    elif first["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        text = "must be a mapping of keys"
     return f"{where}: {text}" if where else text
 
 

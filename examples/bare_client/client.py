@@ -28,6 +28,8 @@ async def main(scenario: dict) -> None:
         elif content.get("kind") == "ended":
             break
     await nc.close()
+    if content["state"] != "finished":
+        sys.exit(f"the run {content['state']}: {content.get('reason')}")
 
 
 file = Path(sys.argv[1])

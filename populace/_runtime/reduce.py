@@ -81,7 +81,7 @@ class Summary:
     failures: dict[str, int] = field(default_factory=dict)
     """The same by kind."""
     numbers: int = 0
-    """Answers that were numbers."""
+    """Answers that were numbers; yes and no count as 1 and 0, so their mean is a share."""
     mean: float | None = None
     sd: float | None = None
     minimum: float | None = None
@@ -110,6 +110,11 @@ def _exact_squares(values: Sequence[float]) -> list[float]:
             low = x - high
             found.append(((high * high - square) + 2.0 * high * low) + low * low)
     return found
+
+
+def has_part(value: Any, name: str) -> bool:
+    """Whether an answer has a part of that name."""
+    return name in value if isinstance(value, dict) else hasattr(value, name)
 
 
 def pick(value: Any, name: str | None) -> Any:
@@ -169,7 +174,7 @@ class Partial:
         found = [
             float(v)
             for v in values
-            if type(v) is float or (type(v) is int and -_LARGEST <= v <= _LARGEST)
+            if type(v) in (float, bool) or (type(v) is int and -_LARGEST <= v <= _LARGEST)
         ]
         if found:
             self.numbers += len(found)
@@ -229,7 +234,8 @@ class Partial:
             return math.nan
         total = sum(map(Fraction, self.total.parts), Fraction())
         squares = sum(map(Fraction, self.squares.parts), Fraction())
-        return math.sqrt((squares - total * total / self.numbers) / self.numbers)
+        # Below zero only where squares are too small for a float to hold them exactly.
+        return math.sqrt(max(Fraction(), (squares - total * total / self.numbers) / self.numbers))
 
     def summary(self, tokens: int = 0) -> Summary:
         """The finished summary.

@@ -512,6 +512,8 @@ class Shard:
         backend: str = "",
     ) -> None:
         """Hold a failure for the next flush."""
+        if error[2]:
+            self.worker.report(f"{self.agent_name(group.indexes[position])}.{group.method}", error)
         group.errors.append([len(group.positions), error])
         group.failed += 1
         self.answer(group, position, None, tokens, seconds, backend)

@@ -16,13 +16,14 @@ from populace._runtime.cycles import Cycles
 from populace._runtime.driver import mark_child_tasks
 from populace._runtime.kept import Kept, Key
 from populace._runtime.records import Recorder, batch_of
+from populace._runtime.reduce import has_part
 from populace._runtime.shard import Group, Shard
 from populace.agent import Agent
 from populace.models.client import ModelClient
 from populace.proxy import register_proxies
 from shared.bus import Bus, Message
 from shared.code import CodeLoader
-from shared.codec import Codec, from_public
+from shared.codec import Codec, from_public, plain
 from shared.errors import BusError, CodecError, InvalidInputError, PopulaceError
 from shared.logs import get_logger
 from shared.messages import batch
@@ -36,7 +37,10 @@ _PROGRESS_EVERY = 0.25
 _RETAINED_BYTES = 32 << 20
 _REMEMBERED = 100_000
 _EARLY_FOR = 10.0
+_REPORTED = 100
 _FREEZE_EVERY = 50_000
+
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 CallKey = tuple[str, int]
 """Caller's inbox and its number of the call."""
@@ -82,6 +86,7 @@ class Worker:
         self._shards: dict[str, Shard] = {}
         self._dirty: dict[Group, None] = {}
         self._flushing = False
+        self._stopping = False
         self._open: dict[CallKey, Group] = {}
         self._finished: OrderedDict[CallKey, None] = OrderedDict()
         self._early: dict[Key, list[tuple[str, int]]] = {}
@@ -90,6 +95,7 @@ class Worker:
         self._retained_bytes = 0
         self._storing: set[asyncio.Task[None]] = set()
         self._calls = 0
+        self._reported: set[tuple[str, str]] = set()
         self._unfrozen = 0
 
     async def start(self) -> None:
@@ -104,6 +110,7 @@ class Worker:
 
     async def stop(self) -> None:
         """Finish storing records, and fail what is still open."""
+        self._stopping = True  # what fails from here on fails because of it
         if self._storing:
             await asyncio.wait(self._storing, timeout=10)
         self.caller.close("the worker was stopped")
@@ -147,6 +154,15 @@ class Worker:
             sent_bytes=self.bus.stats.sent_bytes,
             received_bytes=self.bus.stats.received_bytes,
         )
+
+    def report(self, call: str, error: list[Any]) -> None:
+        """Log an agent's exception, the first of each kind."""
+        method = call.rpartition(".")[2]
+        if (method, error[0]) not in self._reported and len(self._reported) < _REPORTED:
+            self._reported.add((method, error[0]))
+            _log.warning(
+                "an agent raised", call=call, error=f"{error[0]}: {error[1]}", trace=error[2]
+            )
 
     def open_group(self, inbox: str, number: int) -> Group | None:
         """A group of calls that isn't answered in full."""
@@ -208,6 +224,8 @@ class Worker:
     # Answering
     def dirty(self, group: Group) -> None:
         """Have the group's new answers sent at the end of this tick."""
+        if self._stopping:
+            return
         self._dirty[group] = None
         if not self._flushing:
             self._flushing = True
@@ -222,6 +240,8 @@ class Worker:
             positions, values, errors = group.positions, group.values, group.errors
             group.positions, group.values, group.errors = [], [], []
             if positions:
+                if group.partial is not None or group.record is not None:
+                    _sort_out_unusable(group, values, errors)
                 row: list[Any] | None = None
                 if group.partial is None and not group.keep:
                     row = self._answer_columns(group, positions, values, errors)
@@ -558,3 +578,23 @@ class Worker:
                 "",
             ]
             self._send(inbox, [batch.REFUSED, [[n, described] for n in missing]])
+
+
+def _sort_out_unusable(group: Group, values: list[Any], errors: list[Any]) -> None:
+    """Turn answers that can't be recorded or summarised into failures, each by itself."""
+    failed = {place for place, _ in errors}
+    part = group.partial.field if group.partial is not None else None
+    for place, value in enumerate(values):
+        if place in failed or (part is None and type(value) in _PLAIN):
+            continue
+        problem = None
+        try:
+            plain(value)
+        except CodecError as error:
+            problem = ["CodecError", f"the answer: {error}", ""]
+        if problem is None and part is not None and not has_part(value, part):
+            problem = ["LookupError", f"the answer has no part named {part!r}", ""]
+        if problem is not None:
+            values[place] = None
+            errors.append([place, problem])
+            group.failed += 1

@@ -38,6 +38,8 @@ from shared.logs import configure_logs
 from shared.messages.scenario import ScenarioSpec
 from shared.settings import Settings, load_settings
 
+_CONNECT_WITHIN = 3.0
+
 FAILED, BAD_INPUT, NO_SERVICE, INTERRUPTED = 1, 2, 3, 130
 
 app = typer.Typer(
@@ -107,7 +109,10 @@ def _settings() -> Settings:
     settings = load_settings()
     quiet = settings.model_copy(update={"log_level": "error"})
     configure_logs(quiet, service="populace")
-    return settings
+    if "connect_timeout" in settings.model_fields_set:
+        return settings
+    # A person waits; services, which may start before their broker, have the longer default.
+    return settings.model_copy(update={"connect_timeout": _CONNECT_WITHIN})
 
 
 def _print_json(value: Any) -> None:
@@ -232,8 +237,11 @@ def cancel_(run: Run) -> None:
     settings = _settings()
 
     async def work(bus: NatsBus) -> None:
-        if await find_run(bus, settings, run) is None:
+        info = await find_run(bus, settings, run)
+        if info is None:
             raise InvalidInputError(f"there is no run named {run!r}; see 'populace runs'")
+        if info.over:
+            raise InvalidInputError(f"the run {run!r} is over already: it has {info.state}")
         await cancel(bus, settings, run)
 
     asyncio.run(_with_bus(settings, work))
@@ -387,9 +395,11 @@ def _finish(outcome: Outcome, as_json: bool) -> None:
         show.complain(f"the run {outcome.run} failed: {outcome.reason}")
         raise typer.Exit(FAILED)
     if outcome.state == "cancelled":
+        why = f" ({outcome.reason})" if outcome.reason else ""
         show.complain(
-            f"the run {outcome.run} was cancelled ({outcome.reason}); what it had is kept. "
-            "Run the scenario again with the same seed to start over"
+            f"the run {outcome.run} was cancelled{why}; the {outcome.records or 0:,} answers and "
+            f"failures that it had recorded are kept in {outcome.folder}. Run the scenario again "
+            "with the same seed to start over"
         )
         raise typer.Exit(INTERRUPTED)
 
@@ -424,3 +434,5 @@ def results(run: Run, as_json: Json = False) -> None:
         scripted=manifest.get("scripted", []),
     )
     show.show_outcome(outcome)
+    if outcome.state != "finished":
+        show.out.print(f"state:    {outcome.state} {outcome.reason}".rstrip(), markup=False)

@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 from populace.errors import ScenarioError
 from shared.bus import NatsBus
 from shared.codec import CONTENT_TYPE, MSGPACK_TYPE, from_public, pack_plain
-from shared.errors import NoRespondersError, PopulaceError
+from shared.errors import (
+    BusUnavailableError,
+    InvalidInputError,
+    NoRespondersError,
+    PopulaceError,
+)
 from shared.messages.scenario import (
     ControlReply,
     ControlRequest,
@@ -27,6 +32,7 @@ from shared.settings import Settings
 _SUBMIT_WITHIN = 15.0
 _RECORDED_WITHIN = 60.0
 _UNKNOWN_AFTER = 3.0
+_BROKER_AWAY = 15.0
 
 
 @dataclass
@@ -84,8 +90,9 @@ async def submit(bus: NatsBus, settings: Settings, spec: ScenarioSpec) -> str:
             break
         except NoRespondersError:
             if time.monotonic() > deadline:
-                raise PopulaceError(
-                    "no director answers; start the services with 'populace up'"
+                raise NoRespondersError(
+                    "no director answers; see 'populace status', and start the services with "
+                    "'populace up' (after 'populace down', if some of them have ended)"
                 ) from None
             await asyncio.sleep(0.2)
     reply = Submitted.model_validate(from_public(answer.data, answer.header(CONTENT_TYPE)))
@@ -128,13 +135,23 @@ async def follow(bus: NatsBus, settings: Settings, run: str) -> AsyncIterator[St
     """
     began = time.monotonic()
     ended: float | None = None
+    away: float | None = None
     seen = False
     subjects = settings.subjects
     async for message in bus.replay(subjects.stream_runs, (subjects.run_status(run),), idle=1.0):
         if message is None:
+            if bus.connected:
+                away = None
+            else:
+                away = away or time.monotonic()
+                if time.monotonic() - away > _BROKER_AWAY:
+                    raise BusUnavailableError(
+                        f"the broker has been away for {_BROKER_AWAY:g} s; what the run {run!r} "
+                        "had published is kept in its streams"
+                    )
             patient = seen or time.monotonic() - began < _UNKNOWN_AFTER
             if not patient and await find_run(bus, settings, run) is None:
-                raise PopulaceError(f"there is no run named {run!r}; see 'populace runs'")
+                raise InvalidInputError(f"there is no run named {run!r}; see 'populace runs'")
             if ended is not None and time.monotonic() - ended > _RECORDED_WITHIN:
                 raise PopulaceError(
                     f"the run {run!r} is over, but no recorder wrote it within "

@@ -174,6 +174,8 @@ def show_outcome(outcome: Outcome) -> None:
     if failures:
         listed = ", ".join(f"{kind} {count:,}" for kind, count in failures.items())
         out.print(f"failures: {listed}", markup=False)
+        example = next(row.example for row in outcome.rows if row.failures)
+        out.print(f"          such as {' '.join(example.split())[:200]}", markup=False)
     if outcome.scripted:
         out.print(
             f"scripted: no language model answered ({', '.join(outcome.scripted)})", markup=False

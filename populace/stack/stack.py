@@ -26,7 +26,7 @@ from populace.stack.state import (
     write_record,
 )
 from shared import __version__
-from shared.bus import NatsBus
+from shared.bus import Message, NatsBus
 from shared.codec import from_public
 from shared.errors import BusError, InvalidInputError, PopulaceError
 from shared.messages.control import HostInfo
@@ -42,7 +42,7 @@ SERVICES = {
 """Service name to the module that runs it; ended in this order, the broker last."""
 
 _READY_WITHIN = 60.0
-_STOP_WITHIN = 30.0
+_STOP_WITHIN = 25.0
 _BROKER_STOP_WITHIN = 10.0
 
 
@@ -202,8 +202,10 @@ def _stop_all(settings: Settings) -> int:
     noted = record.processes if record is not None else []
     services = [p for p in noted if p.name != "broker" and processes.is_alive(p)]
     brokers = [p for p in noted if p.name == "broker" and processes.is_alive(p)]
+    deadline = time.monotonic() + _STOP_WITHIN  # for all of them together
     for name in SERVICES:
-        count += _end([p for p in services if p.name == name], _STOP_WITHIN)
+        left = max(1.0, deadline - time.monotonic())
+        count += _end([p for p in services if p.name == name], left)
     # Workers end with their host, and runs with their director; whatever is left goes now.
     strays = [p for p in processes.marked(mark_of(settings)) if p.pid not in _pids(brokers)]
     processes.end(strays, 5.0)
@@ -280,9 +282,12 @@ async def look(settings: Settings) -> StackStatus:
 async def _instances(bus: NatsBus, subject: str, reply: str) -> int:
     """How many instances of a service answer a ping within a moment."""
     names: set[Any] = set()
-    subscription = await bus.subscribe(
-        reply, lambda message: names.add(json.loads(message.data).get("id"))
-    )
+
+    def take(message: Message) -> None:
+        if message.data:  # empty: the broker's word that nobody listens
+            names.add(json.loads(message.data).get("id"))
+
+    subscription = await bus.subscribe(reply, take)
     bus.send(subject, b"", reply=reply)
     await bus.flush()
     await asyncio.sleep(0.15)

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from services.director.announce import publish_status, read_info, save_info
 from services.director.player import RunOrder
-from shared.bus import Consumer, Delivery, Message
+from shared.bus import Consumer, Delivery, Message, Subscription
 from shared.codec import (
     CONTENT_TYPE,
     JSON_TYPE,
@@ -53,7 +53,8 @@ from shared.streams import ensure_streams
 
 _log = get_logger(__name__)
 
-_STOP_WITHIN = 20.0
+_STOP_WITHIN = 15.0
+_CANCEL_WITHIN = 15.0
 
 
 @dataclass(eq=False)
@@ -61,6 +62,8 @@ class _Run:
     info: RunInfo
     process: asyncio.subprocess.Process
     watch: asyncio.Task[None] | None = None
+    control: Subscription | None = None
+    cancelled: bool = False
 
     async def tell(self, word: str) -> None:
         """Say a word to the run's process."""
@@ -119,7 +122,7 @@ class Director:
                     )
                 for delivery in await consumer.fetch(10, timeout=5.0):
                     await self._accept(delivery)
-            except PopulaceError as error:
+            except Exception as error:  # whatever it was, scenarios must go on being taken
                 _log.warning("taking scenarios starts anew", error=str(error))
                 consumer = None
                 await asyncio.sleep(0.5)
@@ -157,6 +160,9 @@ class Director:
             await bucket.create(run, info.model_dump_json().encode())
         except RevisionConflictError:
             held = await read_info(self._bus, self._subjects, run)
+            if delivery.attempt > 1 and await self._is_played(run):
+                await delivery.ack()  # by us or another; the acknowledgement was lost
+                return
             if delivery.attempt == 1 or held is None or held.state != "accepted":
                 _log.error("a scenario was refused: its run's name is taken", run=run)
                 await delivery.term()
@@ -164,6 +170,17 @@ class Director:
             await save_info(self._bus, self._subjects, info)
         await self._start(spec, info)
         await delivery.ack()
+
+    async def _is_played(self, run: str) -> bool:
+        """Whether some director answers for a run."""
+        if run in self._runs:
+            return True
+        try:
+            subject = self._subjects.run_control(run)
+            await self._bus.request(subject, b'{"action":""}', timeout=2)
+        except BusError:
+            return False
+        return True
 
     async def _refuse(self, info: RunInfo) -> None:
         if await read_info(self._bus, self._subjects, info.run) is None:
@@ -206,7 +223,7 @@ class Director:
         )
         run = self._runs[info.run] = _Run(info, process)
         run.watch = asyncio.ensure_future(self._watch(run))
-        await serve(
+        run.control = await serve(
             self._bus,
             self._subjects.run_control(info.run),
             ControlRequest,
@@ -220,13 +237,36 @@ class Director:
         info = await read_info(self._bus, self._subjects, run.info.run)
         if info is None or info.over:
             raise InvalidInputError(f"the run {run.info.run!r} is over")
-        await run.tell(request.action)
+        if not run.cancelled:
+            run.cancelled = True
+            await run.tell(request.action)
+            asyncio.get_running_loop().call_later(_CANCEL_WITHIN, self._kill, run)
         return ControlReply(state=info.state)
+
+    @staticmethod
+    def _kill(run: _Run) -> None:
+        """End a run that was cancelled and does not heed it (its code blocks, say)."""
+        if run.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                run.process.kill()
 
     async def _watch(self, run: _Run) -> None:
         """See to it that a run whose process dies is seen to end."""
         code = await run.process.wait()
+        for pause in (0.5, 1.0, 2.0, 5.0, 10.0, None):
+            try:
+                await self._bury(run, code)
+                break
+            except BusError as error:
+                _log.warning("a run's end is told again", run=run.info.run, error=str(error))
+                if pause is None:
+                    break
+                await asyncio.sleep(pause)
         self._runs.pop(run.info.run, None)
+        if run.control is not None:
+            await run.control.unsubscribe()
+
+    async def _bury(self, run: _Run, code: int) -> None:
         info = await read_info(self._bus, self._subjects, run.info.run)
         if info is not None and info.over:
             _log.info("run ended", run=info.run, state=info.state, reason=info.reason)
@@ -234,6 +274,9 @@ class Director:
         info = info or run.info
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         info.state, info.reason = "failed", f"the process that played the run {how}"
+        if run.cancelled:
+            info.state = "cancelled"
+            info.reason = f"it did not stop within {_CANCEL_WITHIN:g} s and was killed"
         _log.error("run ended", run=info.run, state=info.state, reason=info.reason)
         await save_info(self._bus, self._subjects, info)
         await self._tell_end(info)
@@ -245,12 +288,7 @@ class Director:
             info = RunInfo.model_validate_json(entry.value)
             if info.state != "running" or info.run in self._runs:
                 continue
-            # The director that plays it answers for it; if none does, it is gone.
-            try:
-                await self._bus.request(
-                    self._subjects.run_control(info.run), b'{"action":""}', timeout=2
-                )
-            except BusError:
+            if not await self._is_played(info.run):
                 info.state, info.reason = "failed", "its director stopped while it was played"
                 await save_info(self._bus, self._subjects, info)
                 await self._tell_end(info)

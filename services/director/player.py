@@ -15,6 +15,7 @@ import platform
 import sys
 import threading
 import traceback
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -67,15 +68,15 @@ class Run:
             await self._play()
             state, reason = "finished", ""
         except asyncio.CancelledError as error:
-            state, reason = "cancelled", str(error) or "it was cancelled"
+            state, reason = "cancelled", str(error)
         except PopulaceError as error:
             state, reason = "failed", str(error).partition("\n")[0]
             _log.error("the run failed", run=self._info.run, error=str(error))
         except Exception as error:
-            state, reason = "failed", f"the scenario raised {type(error).__name__}: {error}"
+            state, reason = "failed", f"the scenario raised {_described(error)}"
             _log.error("the scenario raised", run=self._info.run, trace=traceback.format_exc())
         self._info.state, self._info.reason = state, reason
-        await save_info(self._bus, self._subjects, self._info)
+        # Told before it is noted: if this process dies between, the director tells it again.
         await self._tell(
             Status(
                 kind="ended",
@@ -87,6 +88,7 @@ class Run:
                 manifest=self._manifest,
             )
         )
+        await save_info(self._bus, self._subjects, self._info)
 
     async def _tell(self, status: Status) -> None:
         await publish_status(self._bus, self._subjects, status)
@@ -183,14 +185,27 @@ class Run:
         }
 
 
+def _described(error: Exception) -> str:
+    """An exception as one sentence, with the place in the scenario's own code."""
+    text = " ".join(str(error).split())
+    where = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if Path(frame.filename).parts[-2:-1] not in (("populace",), ("director",)):
+            where = f" ({Path(frame.filename).name}, line {frame.lineno})"
+    return f"{type(error).__name__}: {text}{where}"
+
+
 async def _main(settings: Settings, order: RunOrder) -> int:
     bus = await NatsBus.connect(settings, settings.nats_url or DEFAULT_URL, process=new_id("run"))
     run = asyncio.ensure_future(Run(settings, order, bus).play())
     loop = asyncio.get_running_loop()
+    heeded = False
 
     def heed(word: str) -> None:
-        reasons = {"cancel": "it was cancelled", "stop": "the director was stopped"}
-        if not run.done():
+        nonlocal heeded
+        reasons = {"cancel": "", "stop": "the director was stopped"}
+        if not run.done() and not heeded:  # the first word counts; later ones find it leaving
+            heeded = True
             run.cancel(reasons.get(word, "the director is gone"))
 
     def listen() -> None:

@@ -259,7 +259,8 @@ class NatsBus(Bus):
             await bus._abandon()
             raise BusUnavailableError(
                 f"no NATS broker could be reached at {shown} within "
-                f"{settings.connect_timeout:g} s ({reason}); start one, or set POPULACE_NATS_URL"
+                f"{settings.connect_timeout:g} s ({reason}); start one with 'populace up', or set "
+                "POPULACE_NATS_URL to one that runs"
             ) from None
         except (nats.errors.Error, OSError, ValueError) as error:
             await bus._abandon()

@@ -166,6 +166,8 @@ class RoundRow(BaseModel):
     """Agents that did not, for whatever reason."""
     failures: dict[str, int] = Field(default_factory=dict)
     """The same by kind of failure."""
+    example: str = ""
+    """The first failure's message."""
     values: dict[str, Any] = Field(default_factory=dict)
     """What the scenario recorded."""
     tokens: int = 0

@@ -8,9 +8,9 @@ import os
 import time
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from populace import Agent, AgentProxy, Failure, Placeholder
+from populace import Agent, AgentError, AgentProxy, Failure, Placeholder
 
 colour: contextvars.ContextVar[str] = contextvars.ContextVar("colour", default="none")
 
@@ -149,6 +149,72 @@ class Ring(Agent):
 
     def name(self) -> str:
         return self.id
+
+    async def ask_next_slowly(self) -> str:
+        await self.sleep(0.02)
+        return str(await self.following.slow_name())
+
+    async def slow_name(self) -> str:
+        await self.sleep(0.01)
+        return self.id
+
+    async def rounds(self, hops: int) -> list[tuple[int, float]]:
+        seen = (self.round, self.random.random())
+        if hops == 0:
+            return [seen]
+        return [seen, *[tuple(x) for x in await self.following.rounds(hops - 1)]]
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text either")
+
+
+class Stubborn(Agent):
+    """Breaks what the platform itself does with agents."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"nothing may be set, {name!r} least of all")
+
+
+class Renamed(BaseModel):
+    """Travels as its fields' names, and can't be made from them again."""
+
+    size: int = Field(alias="grösse")
+
+
+class Picky(Agent):
+    def __init__(self, log: list[Any] | None = None) -> None:
+        self.log = [] if log is None else log
+
+    def raises(self) -> None:
+        raise Unspeakable
+
+    def grow(self, items: list[int]) -> int:
+        items.append(1)
+        return len(items)
+
+    def log_length(self) -> int:
+        self.log.append(1)
+        return len(self.log)
+
+    def renamed(self) -> Renamed:
+        return Renamed(**{"grösse": 3})
+
+    def thing(self) -> Any:
+        return Unsendable()
+
+    def number(self, n: int) -> int:
+        return n
+
+    def row(self) -> dict[str, int]:
+        return {"a": 1}
+
+    async def reach(self, other: AgentProxy) -> str:
+        try:
+            return str(await other.reply("x"))
+        except AgentError as error:
+            return error.kind
 
 
 class Voter(Agent):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from populace._runtime.reduce import ExactSum, Partial
+from populace._runtime.reduce import MAX_COUNTED, ExactSum, Partial
+from shared.errors import InvalidInputError
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, width=64).map(lambda x: x * 1e-200)
 anything = st.lists(numbers | st.floats(-1e6, 1e6), max_size=60)
@@ -59,7 +61,29 @@ def test_mean_and_sd() -> None:
     assert (summary.mean, summary.sd) == (5.0, 2.0)
 
 
-def test_true_and_false_are_not_numbers() -> None:
+def test_the_mean_of_yes_and_no_is_a_share() -> None:
     partial = Partial("mean", None)
-    partial.add([True, False, 3])
-    assert partial.summary().numbers == 1
+    partial.add([True, False, True, True, None, "x"])
+    summary = partial.summary()
+    assert (summary.mean, summary.numbers, summary.count) == (0.75, 4, 6)
+
+
+def test_deviations_of_large_numbers() -> None:
+    partial = Partial("mean", None)
+    partial.add([1e9, 1e9 + 1, 1e9 + 2])
+    assert partial.summary().sd == math.sqrt(2 / 3)
+
+
+def test_numbers_beyond_floats() -> None:
+    partial = Partial("mean", None)
+    partial.add([10**400, 3])
+    assert (partial.summary().count, partial.summary().numbers) == (2, 1)
+    partial.add([1.7e308] * 10)
+    assert partial.summary().mean == math.inf
+
+
+def test_too_many_different_answers_to_count() -> None:
+    partial = Partial("count", None)
+    partial.add([str(i) for i in range(MAX_COUNTED + 1)])
+    with pytest.raises(InvalidInputError, match="more than 10,000 different answers"):
+        partial.summary()

@@ -22,6 +22,9 @@ class Member(Agent):
             raise Failure("unlucky", f"number {self.number}")
         return float(self.number * n)
 
+    def broken(self) -> float:
+        return {}["nothing"]
+
     async def say(self) -> dict[str, object]:
         answer = await self.model.ask("Pick a number.")
         return {"text": answer, "round": self.round}
@@ -47,6 +50,14 @@ class Game(Scenario):
             raise RuntimeError("the board fell over")
         if self.params.ask:
             await self.members.say()
+            return
+        if self.params.raises == "agents":
+            await self.members.broken().reduce("mean")
+            return
+        if self.params.raises == "twice":
+            first, second = self.members.act(1), self.members.act(2)
+            await first
+            await second.reduce("mean")
             return
         summary = await self.members.act(n).reduce("mean")
         self.record(mean=summary.mean)

@@ -237,6 +237,23 @@ async def test_cancelling_keeps_what_there_is(services: Services) -> None:
     await bus.drain()
 
 
+async def test_two_calls_of_one_method_in_a_round(services: Services) -> None:
+    outcome = await play(services, game(params={"raises": "twice"}, rounds=1))
+    assert outcome.rows[0].answers == 90
+    rows = recorded(services, outcome.run)
+    assert [(r["call"], r["agent"]) for r in rows] == [(n, i) for n in (1, 2) for i in range(50)]
+    assert rows[52]["value"] == 4.0
+
+
+async def test_a_round_in_which_every_agent_fails(services: Services) -> None:
+    outcome = await play(services, game(params={"raises": "agents"}))
+    assert outcome.state == "failed"
+    assert "no agent answered in round 1: 50 failed, the first with KeyError" in outcome.reason
+    assert len(recorded(services, outcome.run)) == 50
+    logs = (services.logs / "agent_host.log").read_text()
+    assert "games.py" in logs  # the traceback, for whoever looks for it
+
+
 async def test_several_runs_at_once(services: Services) -> None:
     fields = [game(params={"pause": 0.3}, seed=i) for i in range(3)]
     began = time.monotonic()

@@ -101,6 +101,26 @@ def test_a_recorder_that_died_is_taken_over(tmp_path: Path) -> None:
     assert manifest["scenario"] == {"seed": 1}
 
 
+def test_failures_are_counted_across_recorders(tmp_path: Path) -> None:
+    first = RunFolder(tmp_path / "r", "r")
+    first.add(record([0], [None], errors=[[0, "unlucky", "why"]], backends=["embedded"]))
+    first.flush()
+    second = RunFolder(tmp_path / "r", "r")
+    second.add(record([1], [10**400]))
+    manifest = second.finish()
+    assert (manifest["answers"], manifest["failed"]) == (1, 1)
+    assert manifest["backends"] == ["embedded"]
+    assert rows(tmp_path / "r")[1]["answer"] == str(10**400)
+
+
+def test_calls_of_one_method_stand_apart(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "r", "r")
+    folder.add(record([0, 1], [1, 2], call=1))
+    folder.add(record([0, 1], [3, 4], call=2))
+    folder.finish()
+    assert [r["value"] for r in rows(tmp_path / "r")] == [1, 2, 3, 4]
+
+
 def test_parts_are_readable_meanwhile(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "r", "r")
     folder.add(record([0, 1], [1, 2]))

@@ -159,7 +159,7 @@ def test_up_twice_publish_watch_results_down(shell: Shell) -> None:
     assert code == 2
     assert "there is a run named 'mine' already" in one_sentence(err)
     code, _, err = shell.run("watch", "nobody")
-    assert code == 1
+    assert code == 2
     assert "there is no run named 'nobody'" in one_sentence(err)
     code, _, err = shell.run("cancel", "nobody")
     assert code == 2
