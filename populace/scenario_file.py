@@ -118,7 +118,7 @@ def _where(path: Path, lines: dict[Key, int], key: Key) -> str:
     for length in range(len(key), 0, -1):
         line = lines.get(key[:length])
         if line == 0:
-            return f"{path} with what the command line says"
+            return f"{path}, as the command line changes it"
         if line is not None:
             return f"{path}:{line}"
     return f"{path}:1"

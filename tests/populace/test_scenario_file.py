@@ -35,6 +35,16 @@ class Params(BaseModel):
 class Toy(Scenario):
     Params = Params
 
+    async def round(self, n):
+        pass
+
+class NoRound(Scenario):
+    pass
+
+class PlainRound(Scenario):
+    def round(self, n):
+        pass
+
 class NotOne:
     pass
 """
@@ -123,6 +133,8 @@ def test_the_class_and_its_parameters(tmp_path: Path) -> None:
         ("toy2", ("toy:Toy", "nowhere:Toy"), "scenario.yaml:3: scenario: 'nowhere:Toy' can't be"),
         ("toy3", ("toy:Toy", "toy3:Missing"), "has no 'Missing'"),
         ("toy4", ("toy:Toy", "toy4:NotOne"), "is not a subclass of Scenario"),
+        ("toy9", ("toy:Toy", "toy9:NoRound"), "needs a method  async def round(self, n)"),
+        ("toy10", ("toy:Toy", "toy10:PlainRound"), "needs a method  async def round(self, n)"),
         ("toy5", ("toy:Toy", "toy5"), "is not an import path"),
         ("toy6", ("toy:Toy", "os:system"), "may not be loaded"),
         ("toy7", ("size: 2", "size: big"), "params.size: "),
