@@ -24,6 +24,7 @@ format:
 bench:
 	deploy/install.sh
 	.venv/bin/python -m benchmarks.calls
+	.venv/bin/python -m benchmarks.million
 
 up down status:
 	deploy/$@.sh

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from pydantic import BaseModel, ConfigDict
 
@@ -51,6 +52,8 @@ class Game(Scenario):
         if self.params.ask:
             await self.members.say()
             return
+        if self.params.raises == "block":
+            time.sleep(100)
         if self.params.raises == "agents":
             await self.members.broken().reduce("mean")
             return

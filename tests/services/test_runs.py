@@ -237,6 +237,22 @@ async def test_cancelling_keeps_what_there_is(services: Services) -> None:
     await bus.drain()
 
 
+async def test_cancelling_code_that_blocks(services: Services) -> None:
+    settings = services.settings()
+    bus = await NatsBus.connect(settings, services.broker.url)
+    run = await submit(bus, settings, ScenarioSpec.model_validate(game(params={"raises": "block"})))
+    outcome = Outcome(run)
+    async with asyncio.timeout(60):
+        async for status in follow(bus, settings, run):
+            if status is not None:
+                outcome.take(status)
+                if status.kind == "round_started":
+                    await cancel(bus, settings, run)
+    assert outcome.state == "cancelled"
+    assert "was killed" in outcome.reason
+    await bus.drain()
+
+
 async def test_two_calls_of_one_method_in_a_round(services: Services) -> None:
     outcome = await play(services, game(params={"raises": "twice"}, rounds=1))
     assert outcome.rows[0].answers == 90
