@@ -308,6 +308,8 @@ class Host:
             await self.refill()
 
     async def _withdraw(self) -> None:
+        if not self._bus.connected:
+            return  # the entry expires by itself
         with contextlib.suppress(BusError):
             bucket = await self._bus.bucket(self._subjects.bucket_hosts, ttl=HOST_TTL)
             await bucket.delete(self.name)
