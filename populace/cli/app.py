@@ -44,7 +44,6 @@ FAILED, BAD_INPUT, NO_SERVICE, INTERRUPTED = 1, 2, 3, 130
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Run very large populations of LLM-driven agents.",
 )
