@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from pathlib import Path
 from typing import Any
 
@@ -182,9 +181,3 @@ def overrides_from(pairs: list[str]) -> dict[str, Any]:
         except yaml.YAMLError:
             raise ScenarioError(f"--set {pair!r}: the value can't be read") from None
     return found
-
-
-def spec_to_json(spec: ScenarioSpec) -> dict[str, Any]:
-    """The specification as it is published: what was left out stays out."""
-    fields: dict[str, Any] = json.loads(spec.model_dump_json(exclude_none=True))
-    return fields

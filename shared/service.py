@@ -167,14 +167,17 @@ class ServiceContext:
         Args:
             description: one sentence.
             metadata: text by name, shown in INFO.
-            stats: gives the data shown in STATS.
+            stats: gives the data shown in STATS, and answered on the service's state subject.
             endpoints: name to (subject, handler) of the requests that it answers.
         """
         import nats.micro
         from nats.micro.request import Request as MicroRequest
 
-        async def stats_handler(_: Any) -> dict[str, Any]:
+        def data() -> dict[str, Any]:
             return stats() if stats is not None else {}
+
+        async def state(message: Message) -> None:
+            self.bus.send(message.reply, to_json(data()), headers={CONTENT_TYPE: JSON_TYPE})
 
         self._micro = await nats.micro.add_service(
             self.bus._client,
@@ -182,8 +185,14 @@ class ServiceContext:
             version=__version__,
             description=description,
             metadata=metadata or {},
+            stats_handler=lambda _: data(),
         )
-        for name, (subject, handler) in (endpoints or {}).items():
+        subjects = self.settings.subjects
+        everything = {
+            "state": (subjects.service_state(self.bus.process), state),
+            **(endpoints or {}),
+        }
+        for name, (subject, handler) in everything.items():
 
             async def handle(request: MicroRequest, handler: Any = handler) -> None:
                 message = request._msg

@@ -78,10 +78,9 @@ class Subjects:
         """NATS's own service protocol: every instance of the service answers."""
         return f"$SRV.PING.{name}"
 
-    @staticmethod
-    def service_stats(name: str) -> str:
-        """NATS's own service protocol: counters of every instance."""
-        return f"$SRV.STATS.{name}"
+    def service_state(self, process: str) -> str:
+        """Request: what one service counts, as JSON."""
+        return f"{self.prefix}.service.{process}.state"
 
     # Models
     def model_queue(self, pool: str = "*") -> str:

@@ -189,31 +189,31 @@ def services(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         assert not left, f"processes were left behind: {left}"
 
 
-@pytest.fixture(params=["local", "connect"])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[populace.World]:
-    """A world of two workers, in this process or in worker processes."""
+@contextlib.asynccontextmanager
+async def a_world(request: pytest.FixtureRequest, workers: int) -> AsyncIterator[populace.World]:
+    """A world of the kind that the fixture's parameter names."""
     if request.param == "local":
-        async with populace.local(workers=2, seed=5) as made:
+        async with populace.local(workers=workers, seed=5) as made:
             yield made
         return
     services: Services = request.getfixturevalue("services")
     async with open_world(
-        services.settings(), services.broker.url, run=unique("w"), seed=5, workers=2
+        services.settings(), services.broker.url, run=unique("w"), seed=5, workers=workers
     ) as made:
+        yield made
+
+
+@pytest.fixture(params=["local", "connect"])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[populace.World]:
+    """A world of two workers, in this process or in worker processes."""
+    async with a_world(request, 2) as made:
         yield made
 
 
 @pytest.fixture(params=["local", "connect"])
 async def one_worker(request: pytest.FixtureRequest) -> AsyncIterator[populace.World]:
     """A world in which all agents share one worker."""
-    if request.param == "local":
-        async with populace.local(workers=1, seed=5) as made:
-            yield made
-        return
-    services: Services = request.getfixturevalue("services")
-    async with open_world(
-        services.settings(), services.broker.url, run=unique("w"), seed=5, workers=1
-    ) as made:
+    async with a_world(request, 1) as made:
         yield made
 
 

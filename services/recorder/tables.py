@@ -233,6 +233,7 @@ class RunFolder:
             "rounds": rounds,
             "answers": self.rows_written - self.failed,
             "failed": self.failed,
+            "repeated": self.repeated,
             "missing": max(0, promised - self.rows_written) if promised is not None else 0,
             "backends": sorted(self._backends),
             **told,

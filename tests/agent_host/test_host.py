@@ -41,7 +41,10 @@ async def test_a_host_shows_itself(services: Services) -> None:
     assert info["name"] == "agent_host"
     assert info["metadata"]["workers_per_run"] == "2"
     stats = json.loads((await bus.request("$SRV.STATS.agent_host", b"", timeout=5)).data)
-    assert stats["name"] == "agent_host"
+    (endpoint,) = stats["endpoints"]
+    assert endpoint["data"]["per_run"] == 2
+    state = json.loads((await bus.request(endpoint["subject"], b"", timeout=5)).data)
+    assert state["host"] == endpoint["data"]["host"]
     for name in ("director", "models", "recorder"):
         assert json.loads((await bus.request(f"$SRV.PING.{name}", b"", timeout=5)).data)["id"]
     await bus.drain()
