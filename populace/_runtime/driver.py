@@ -370,6 +370,10 @@ class Timers:
         return bucket
 
     def _fire(self, bucket: _Bucket) -> None:
+        early = bucket.due * self.QUANTUM - self._loop.time()
+        if early > 1e-6:  # uvloop rounds to milliseconds, down as well as up
+            self._loop.call_later(early + 0.001, self._fire, bucket)
+            return
         if self._buckets.get(bucket.due) is bucket:
             del self._buckets[bucket.due]
         self._wake(bucket, 0)
