@@ -339,16 +339,16 @@ class Caller:
         # where messages must be divided, which changes numbers, do so before any leaves.
         self._number(messages)
         packed = [self._pack(groups) for _, groups in messages]
-        if any(data is None for data in packed):
+        if any(message is None for message in packed):
             messages = [
                 (shard, part)
-                for (shard, groups), data in zip(messages, packed, strict=True)
-                for part in ([groups] if data is not None else self._divide(groups))
+                for (shard, groups), message in zip(messages, packed, strict=True)
+                for part in ([groups] if message is not None else self._divide(groups))
             ]
             self._number(messages)
             packed = [self._pack(groups) for _, groups in messages]
-        for (shard, groups), data in zip(messages, packed, strict=True):
-            self._send_message(shard, groups, data)
+        for (shard, groups), message in zip(messages, packed, strict=True):
+            self._send_message(shard, groups, message)
 
     def _number(self, messages: list[tuple[str, list[list[_Queued]]]]) -> None:
         for _, groups in messages:
@@ -358,14 +358,14 @@ class Caller:
                     entry.placeholder.call = self._calls
                     entry.placeholder.position = position
 
-    def _pack(self, groups: list[list[_Queued]]) -> bytes | None:
-        """A message with these groups, or None if it can't travel as it is."""
+    def _pack(self, groups: list[list[_Queued]]) -> tuple[list[list[Any]], bytes] | None:
+        """These groups as rows, and the message that holds them; None if it can't travel."""
+        rows = [self._row(group) for group in groups]
         try:
-            rows = [self._row(group) for group in groups]
             data = self.codec.pack([batch.CALLS, self.inbox, rows])
         except CodecError:
             return None
-        return data if len(data) <= self.bus.max_payload else None
+        return (rows, data) if len(data) <= self.bus.max_payload else None
 
     def _divide(self, groups: list[list[_Queued]]) -> list[list[list[_Queued]]]:
         """The groups as several messages that fit; what can't travel at all fails here."""
@@ -396,10 +396,18 @@ class Caller:
         )
         return [PayloadTooLargeError.__name__, reason, ""]
 
-    def _send_message(self, shard: str, groups: list[list[_Queued]], data: bytes | None) -> None:
-        opened = [self._open_singles(shard, group) for group in groups]
+    def _send_message(
+        self,
+        shard: str,
+        groups: list[list[_Queued]],
+        message: tuple[list[list[Any]], bytes] | None,
+    ) -> None:
+        rows, data = message if message is not None else ([self._row(g) for g in groups], b"")
+        opened = [
+            self._open_singles(shard, row, group) for row, group in zip(rows, groups, strict=True)
+        ]
         try:
-            if data is None:  # it fitted before its calls were numbered
+            if message is None:  # it fitted before its calls were numbered
                 raise PayloadTooLargeError("a message grew beyond what the broker takes")
             self.bus.send(self.subjects.run_call(self.run, shard), data)
         except BusError as error:
@@ -430,15 +438,10 @@ class Caller:
             options,
         ]
 
-    def _open_singles(self, shard: str, entries: list[_Queued]) -> _OpenSingles:
+    def _open_singles(self, shard: str, row: list[Any], entries: list[_Queued]) -> _OpenSingles:
         placeholders = [entry.placeholder for entry in entries]
-        call = _OpenSingles(
-            placeholders[0].call,
-            shard,
-            self._row(entries),
-            placeholders[0].deadline or self.timeout,
-            placeholders,
-        )
+        timeout = placeholders[0].deadline or self.timeout
+        call = _OpenSingles(placeholders[0].call, shard, row, timeout, placeholders)
         self._track(call)
         return call
 
