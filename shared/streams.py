@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from shared.bus import Bus, StreamSpec
+from shared.errors import BusError
+from shared.logs import get_logger
 from shared.subjects import Subjects
+
+_log = get_logger(__name__)
+
+_ATTEMPTS = 8
 
 
 def scenarios_stream(subjects: Subjects) -> StreamSpec:
@@ -49,3 +57,22 @@ async def ensure_streams(bus: Bus, subjects: Subjects) -> None:
     """
     for make in (scenarios_stream, runs_stream, models_stream):
         await bus.ensure_stream(make(subjects))
+
+
+async def append_patiently(
+    bus: Bus, subject: str, data: bytes, *, headers: dict[str, str], message_id: str
+) -> None:
+    """Store a message in its stream, trying again for about half a minute.
+
+    Raises:
+        BusError: the stream would not take it; the last attempt's reason.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            await bus.append(subject, data, headers=headers, message_id=message_id)
+            break
+        except BusError as error:
+            if attempt == _ATTEMPTS:
+                raise
+            _log.warning("a message is stored again", subject=subject, error=str(error))
+            await asyncio.sleep(min(10.0, 0.1 * 2 ** (attempt - 1)))

@@ -21,12 +21,12 @@ from shared.bus import Bus
 from shared.codec import CONTENT_TYPE, JSON_TYPE, MSGPACK_TYPE, pack_plain, plain, to_json
 from shared.errors import BusError, PopulaceError
 from shared.logs import get_logger
+from shared.streams import append_patiently
 from shared.subjects import Subjects
 
 _log = get_logger(__name__)
 
 _AT_ONCE = 16
-_ATTEMPTS = 8
 _MESSAGE_LIMIT = 2000
 
 
@@ -44,7 +44,7 @@ class Recorder:
         """Store one batch; returns once the stream has it.
 
         Raises:
-            PopulaceError: the stream would not take it, though it was tried for a minute.
+            PopulaceError: the stream would not take it, though it was tried for a while.
         """
         columns = {**columns, "run": self._run, "values": [plain(v) for v in columns["values"]]}
         async with self._slots:
@@ -58,15 +58,10 @@ class Recorder:
         subject = self._subjects.run_results(self._run, columns["round"])
         headers = {CONTENT_TYPE: JSON_TYPE if self._as_json else MSGPACK_TYPE}
         name = f"{self._run}/{columns['batch']}"
-        for attempt in range(_ATTEMPTS):
-            try:
-                await self._bus.append(subject, data, headers=headers, message_id=name)
-                return
-            except BusError as error:
-                last = error
-                _log.warning("records are stored again", batch=name, error=str(error))
-                await asyncio.sleep(min(10.0, 0.1 * 2**attempt))
-        raise PopulaceError(f"the result stream does not take records: {last}")
+        try:
+            await append_patiently(self._bus, subject, data, headers=headers, message_id=name)
+        except BusError as error:
+            raise PopulaceError(f"the result stream does not take records: {error}") from error
 
     async def _store_halves(self, columns: dict[str, Any], size: int) -> None:
         count = len(columns["agents"])

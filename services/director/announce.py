@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from shared.bus import Bus
 from shared.codec import CONTENT_TYPE, JSON_TYPE
-from shared.errors import BusError
-from shared.logs import get_logger
 from shared.messages.scenario import RunInfo, Status
+from shared.streams import append_patiently
 from shared.subjects import Subjects
-
-_log = get_logger(__name__)
-
-_ATTEMPTS = 8
 
 
 async def publish_status(bus: Bus, subjects: Subjects, status: Status) -> None:
@@ -25,20 +19,13 @@ async def publish_status(bus: Bus, subjects: Subjects, status: Status) -> None:
     """
     data = status.model_dump_json(exclude_none=True).encode()
     name = f"{status.run}/{status.kind}/{status.time}"
-    for attempt in range(_ATTEMPTS):
-        try:
-            await bus.append(
-                subjects.run_status(status.run),
-                data,
-                headers={CONTENT_TYPE: JSON_TYPE},
-                message_id=name,
-            )
-            return
-        except BusError as error:
-            if attempt == _ATTEMPTS - 1:
-                raise
-            _log.warning("a status is told again", kind=status.kind, error=str(error))
-            await asyncio.sleep(min(10.0, 0.1 * 2**attempt))
+    await append_patiently(
+        bus,
+        subjects.run_status(status.run),
+        data,
+        headers={CONTENT_TYPE: JSON_TYPE},
+        message_id=name,
+    )
 
 
 async def save_info(bus: Bus, subjects: Subjects, info: RunInfo) -> None:

@@ -20,7 +20,7 @@ from shared.ids import is_token
 from shared.logs import get_logger
 from shared.messages.scenario import Status
 from shared.service import ServiceContext
-from shared.streams import ensure_streams
+from shared.streams import append_patiently, ensure_streams
 
 _log = get_logger(__name__)
 
@@ -114,7 +114,8 @@ class RunRecorder:
             folder=str(folder),
             reason=reason,
         )
-        await self._bus.append(
+        await append_patiently(
+            self._bus,
             self._subjects.run_status(run),
             told.model_dump_json(exclude_none=True).encode(),
             headers={CONTENT_TYPE: JSON_TYPE},
