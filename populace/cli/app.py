@@ -342,7 +342,7 @@ async def _run(bus: NatsBus, settings: Settings, spec: ScenarioSpec, quiet: bool
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, interrupted.set)
-    watching = asyncio.ensure_future(_watch(bus, settings, run, quiet))
+    watching = asyncio.ensure_future(_watch(bus, settings, run, quiet, submitted=True))
     signalled = asyncio.ensure_future(interrupted.wait())
     try:
         await asyncio.wait({watching, signalled}, return_when=asyncio.FIRST_COMPLETED)
@@ -367,11 +367,13 @@ async def _run(bus: NatsBus, settings: Settings, spec: ScenarioSpec, quiet: bool
                     await task
 
 
-async def _watch(bus: NatsBus, settings: Settings, run: str, quiet: bool) -> Outcome:
+async def _watch(
+    bus: NatsBus, settings: Settings, run: str, quiet: bool, *, submitted: bool = False
+) -> Outcome:
     check_token(run, "the run's name")
     outcome = Outcome(run)
     with show.Live(quiet=quiet) as live:
-        async for told in follow(bus, settings, run):
+        async for told in follow(bus, settings, run, submitted=submitted):
             if told is not None:
                 outcome.take(told)
                 live.take(told)

@@ -32,6 +32,7 @@ from shared.settings import Settings
 _SUBMIT_WITHIN = 15.0
 _RECORDED_WITHIN = 60.0
 _UNKNOWN_AFTER = 3.0
+_TAKEN_WITHIN = 60.0
 _BROKER_AWAY = 15.0
 
 
@@ -125,10 +126,13 @@ async def find_run(bus: NatsBus, settings: Settings, run: str) -> RunInfo | None
     return None if entry is None else RunInfo.model_validate_json(entry.value)
 
 
-async def follow(bus: NatsBus, settings: Settings, run: str) -> AsyncIterator[Status | None]:
+async def follow(
+    bus: NatsBus, settings: Settings, run: str, *, submitted: bool = False
+) -> AsyncIterator[Status | None]:
     """The run's status events from its beginning; ends once it is recorded.
 
-    Yields None about once a second while nothing happens.
+    Yields None about once a second while nothing happens. A run that was ``submitted`` just now
+    is stored, and may wait for a director before anything is known of it.
 
     Raises:
         PopulaceError: there is no such run, or it ended and was never recorded.
@@ -149,7 +153,13 @@ async def follow(bus: NatsBus, settings: Settings, run: str) -> AsyncIterator[St
                         f"the broker has been away for {_BROKER_AWAY:g} s; what the run {run!r} "
                         "had published is kept in its streams"
                     )
-            patient = seen or time.monotonic() - began < _UNKNOWN_AFTER
+            patience = _TAKEN_WITHIN if submitted else _UNKNOWN_AFTER
+            patient = seen or time.monotonic() - began < patience
+            if not patient and submitted:
+                raise NoRespondersError(
+                    f"no director has taken the run {run!r} within {patience:g} s; it is stored, "
+                    "and will be played once one does"
+                )
             if not patient and await find_run(bus, settings, run) is None:
                 raise InvalidInputError(f"there is no run named {run!r}; see 'populace runs'")
             if ended is not None and time.monotonic() - ended > _RECORDED_WITHIN:

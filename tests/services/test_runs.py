@@ -53,7 +53,7 @@ async def play(services: Services, fields: dict[str, Any]) -> Outcome:
 async def watch(bus: NatsBus, services: Services, run: str) -> Outcome:
     outcome = Outcome(run)
     async with asyncio.timeout(60):
-        async for status in follow(bus, services.settings(), run):
+        async for status in follow(bus, services.settings(), run, submitted=True):
             if status is not None:
                 outcome.take(status)
     return outcome
@@ -220,7 +220,7 @@ async def test_cancelling_keeps_what_there_is(services: Services) -> None:
     outcome = Outcome(run)
     asked = False
     async with asyncio.timeout(60):
-        async for status in follow(bus, settings, run):
+        async for status in follow(bus, settings, run, submitted=True):
             if status is None:
                 continue
             outcome.take(status)
@@ -243,7 +243,7 @@ async def test_cancelling_code_that_blocks(services: Services) -> None:
     run = await submit(bus, settings, ScenarioSpec.model_validate(game(params={"raises": "block"})))
     outcome = Outcome(run)
     async with asyncio.timeout(60):
-        async for status in follow(bus, settings, run):
+        async for status in follow(bus, settings, run, submitted=True):
             if status is not None:
                 outcome.take(status)
                 if status.kind == "round_started":
@@ -290,7 +290,7 @@ async def test_a_worker_killed_in_a_round(services: Services) -> None:
     outcome = Outcome(run)
     killed = False
     async with asyncio.timeout(60):
-        async for status in follow(bus, settings, run):
+        async for status in follow(bus, settings, run, submitted=True):
             if status is None:
                 continue
             outcome.take(status)
