@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from populace._runtime.caller import Caller, Column, OpenPart
+from populace._runtime.caller import Caller
+from populace._runtime.open_calls import Column, OpenPart
 from populace._runtime.reduce import Partial, ReduceKind, Summary
 from populace.errors import AgentError, WireError, error_from_wire
 from populace.placeholder import failure_in, find_placeholders
@@ -34,6 +35,8 @@ class AnswerBatch:
     """Their answers; None where an agent failed."""
     errors: dict[int, AgentError] = field(default_factory=dict)
     """Agents that failed, by number."""
+    _came: tuple[OpenPart, int] | None = field(default=None, repr=False, compare=False)
+    """With which part of the call, and its size in bytes, until it counts as taken."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -92,7 +95,9 @@ class Answers(Generic[T]):
     """The answers of a whole population, still to come.
 
     ``await`` gives ``Results``; ``batches()`` gives them as they come; ``reduce()`` has them
-    summarised where the agents live, so that no list of them exists anywhere.
+    summarised where the agents live, so that no list of them exists anywhere. As long as none
+    of these is asked for, and while whoever reads batches is behind, no more than a few
+    megabytes of answers come here; the others stay on the workers.
     """
 
     def __init__(
@@ -122,6 +127,8 @@ class Answers(Generic[T]):
         self._waiters: list[asyncio.Future[None]] = []
         self._cancelled = False
         self._batches: list[AnswerBatch] = []
+        self._keeps = False
+        """Whether all answers are wanted here, however many they are."""
         self._answered = bytearray()
         self._failed = 0
         self._example = ""
@@ -156,23 +163,27 @@ class Answers(Generic[T]):
             for start in range(0, shard.size, step):
                 stop = min(shard.size, start + step)
                 here = slice(shard.offset + start, shard.offset + stop)
-                self._parts.update(
-                    self._caller.call_part(
-                        self,
-                        shard.shard,
-                        self._method,
-                        [_own(a, here) for a in self._args],
-                        {k: _own(v, here) for k, v in self._kwargs.items()},
-                        range(start, stop),
-                        here.start,
-                        options,
-                        self._timeout,
-                    )
+                self._caller.call_part(
+                    self,
+                    shard.shard,
+                    self._method,
+                    [_own(a, here) for a in self._args],
+                    {k: _own(v, here) for k, v in self._kwargs.items()},
+                    range(start, stop),
+                    here.start,
+                    options,
+                    self._timeout,
                 )
 
     # Told by the caller
     def _take(
-        self, offset: int, positions: Sequence[int], values: list[Any], errors: list[Any]
+        self,
+        offset: int,
+        positions: Sequence[int],
+        values: list[Any],
+        errors: list[Any],
+        part: OpenPart | None = None,
+        size: int = 0,
     ) -> None:
         agents: Sequence[int] = (
             range(positions.start + offset, positions.stop + offset)
@@ -185,17 +196,36 @@ class Answers(Generic[T]):
             )
             for place, error in errors
         }
-        if self._caller.bad_objects:
+        if self._caller.references.bad_objects:
             self._sort_out_unreadable(agents, values, found)
-        for agent in agents:
-            self._answered[agent] = 1
+        if isinstance(agents, range):
+            self._answered[agents.start : agents.stop] = b"\1" * len(agents)
+        else:
+            for agent in agents:
+                self._answered[agent] = 1
         if found and not self._example:
             error = found[min(found)]
             self._example = f"{error.kind}: {error.message}"
         self._failed += len(found)
         self._failures.update(error.kind for error in found.values())
-        self._batches.append(AnswerBatch(agents, values, found))
+        came = None if part is None else (part, size)
+        self._batches.append(AnswerBatch(agents, values, found, came))
+        if self._keeps:
+            self._taken(self._batches[-1])
         self._count(len(values))
+
+    def _keep(self) -> None:
+        """From now on, take all answers as they come."""
+        if not self._keeps:
+            self._keeps = True
+            for held in self._batches:
+                self._taken(held)
+
+    def _taken(self, taken: AnswerBatch) -> None:
+        if taken._came is not None:
+            part, size = taken._came
+            taken._came = None
+            self._caller.part_taken(part, size)
 
     def _sort_out_unreadable(
         self, agents: Sequence[int], values: list[Any], found: dict[int, AgentError]
@@ -281,6 +311,10 @@ class Answers(Generic[T]):
         weight = sum(w for _, w in found)
         return sum(m * w for m, w in found if m is not None) / weight if weight else None
 
+    def cancelled(self) -> bool:
+        """Whether the calls were cancelled."""
+        return self._cancelled
+
     def cancel(self) -> None:
         """End all calls that aren't answered, also where they run."""
         if self.done():
@@ -291,7 +325,14 @@ class Answers(Generic[T]):
         self._wake()
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait for any progress; returns whether all is done. For progress displays."""
+        """Wait for any progress; returns whether all is done. For progress displays.
+
+        From now on all answers are held here, unless they are read batch by batch.
+        """
+        self._keep()
+        return await self._progressed(timeout)
+
+    async def _progressed(self, timeout: float | None = None) -> bool:
         if self.done():
             return True
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -323,16 +364,20 @@ class Answers(Generic[T]):
     async def batches(self) -> AsyncIterator[AnswerBatch]:
         """The answers batch by batch, as they come; a batch is let go once it was given.
 
-        Whoever takes them this way can't await them as a whole as well.
+        Whoever is slow to take them holds up the workers, not memory. Whoever takes them this
+        way can't await them as a whole as well.
         """
         while True:
             finished = self.done()
             held, self._batches = self._batches, []
             for part in held:
                 yield part
-            if finished and not self._batches:
+                self._taken(part)
+            if self._batches:
+                continue  # they came meanwhile
+            if finished:
                 return
-            await self.wait()
+            await self._progressed()
 
     def reduce(self, kind: ReduceKind = "mean", field: str | None = None) -> Reduction:
         """Have the answers summarised, where the agents live if asked at once.

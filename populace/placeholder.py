@@ -116,7 +116,7 @@ class Placeholder(Parking, Generic[T]):
         if not self.wanted:
             self.wanted = True
             if self._state in (_KEPT, _REMOTE):
-                self._caller.fetch(self)
+                self._caller.references.fetch(self)
 
     def _future(self) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -168,7 +168,7 @@ class Placeholder(Parking, Generic[T]):
         if self._state == _PENDING:
             self._state = _KEPT
             if self.wanted:
-                self._caller.fetch(self)
+                self._caller.references.fetch(self)
 
     def _settle(self, state: int, value: Any) -> None:
         self._state = state

@@ -8,7 +8,8 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from populace._runtime.caller import Caller, Column
+from populace._runtime.caller import Caller
+from populace._runtime.open_calls import Column
 from populace._runtime.shard import CREATE
 from populace._runtime.worker import Worker
 from populace.agent import Agent

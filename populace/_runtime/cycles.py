@@ -87,10 +87,10 @@ class Cycles:
             else [p for p in task.calls or () if p.wanted]  # perhaps in tasks of its own
         )
         for placeholder in awaited:
-            key: list[Any] = list(caller._source_of(placeholder)[:3])
+            key: list[Any] = list(caller.references.source_of(placeholder)[:3])
             if placeholder.done() or key[1] < 0 or len(path) > _MAX_PATH:
                 continue
-            subject = self._worker.subjects.run_call(self._worker.run, placeholder.shard)
+            subject = caller.subject_of(placeholder.shard)
             message = [batch.PROBE, origin, [key, path]]
             self._worker.bus.send(subject, self._worker.codec.pack(message))
 

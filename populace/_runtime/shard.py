@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from populace._random import round_key, stream_key
 from populace._runtime.driver import CallTask
+from populace._runtime.flow import Account, Answered
 from populace._runtime.reduce import Partial
 from populace.agent import Agent
 from populace.errors import WireError, error_to_wire
@@ -30,6 +31,8 @@ MAX_CHAIN = 64
 """Calls within calls; beyond this they are taken for a cycle without an end."""
 _SLICE = 1000
 """Calls that are begun before the event loop gets its turn."""
+_PATIENCE = 0.5
+"""Seconds in which something must move at a shard before it takes more calls than it should."""
 
 _NOT_CALLABLE = frozenset(dir(Agent))
 
@@ -38,15 +41,19 @@ class Group:
     """A group of calls as it arrived: one method, many agents."""
 
     __slots__ = (
+        "account",
         "args",
         "backends",
         "caller",
         "cancelled",
         "chain",
+        "cost_beside",
         "cursor",
         "done",
         "errors",
         "failed",
+        "flow",
+        "held",
         "indexes",
         "keep",
         "kwargs",
@@ -64,18 +71,27 @@ class Group:
         "sequence",
         "shard",
         "storing",
+        "streams",
         "tokens",
         "tokens_new",
         "tokens_total",
+        "unit",
         "values",
         "waiters",
     )
 
     def __init__(
-        self, shard: Shard, caller: str, fields: list[Any], *, references: bool = False
+        self,
+        shard: Shard,
+        account: Account,
+        fields: list[Any],
+        cost: int,
+        *,
+        references: bool = False,
     ) -> None:
         self.shard = shard
-        self.caller = caller
+        self.account = account
+        self.caller = account.caller
         self.references = references
         """Whether placeholders may stand among the arguments."""
         self.number, self.method, self.args, self.kwargs, indexes, options = fields
@@ -85,6 +101,13 @@ class Group:
         self.round: int = options.get("round", 0)
         self.cursor = 0
         self.left = len(self.indexes)
+        self.unit, self.cost_beside = divmod(cost, max(1, self.left))
+        """What each call takes of its caller's window, and what is left over."""
+        self.streams: bool = options.get("flow", False)
+        """Whether the answers are counted by themselves, as they are read batch by batch."""
+        self.flow = Answered() if self.streams else account.answered
+        self.held = 0
+        """Rows of answers that wait until their taker is ready."""
         self.keep: set[int] = set(options.get("keep", ()))
         reduce = options.get("reduce")
         self.partial: Partial | None = Partial(reduce[0], reduce[1]) if reduce else None
@@ -184,6 +207,17 @@ class Shard:
         self._ready: deque[tuple[Group, int]] = deque()
         self._pumping = False
         self._loop = asyncio.get_running_loop()
+        self._accounts: dict[str, Account] = {}
+        self._settled = 0
+        """Calls answered so far."""
+        self._relief: asyncio.TimerHandle | None = None
+
+    def account(self, caller: str) -> Account:
+        """What a caller, named by its inbox, has under way here."""
+        found = self._accounts.get(caller)
+        if found is None:
+            found = self._accounts[caller] = Account(caller)
+        return found
 
     def agent_name(self, index: int) -> str:
         """The agent's name: population and number."""
@@ -221,7 +255,10 @@ class Shard:
             budget -= stop - group.cursor
             if stop >= len(group.indexes):
                 self._groups.popleft()
+            group.account.begun += (stop - group.cursor) * group.unit
             self._begin(group, stop)
+            if group.account.due:
+                self.worker.give_credit(self, group.account)
 
     def _begin(self, group: Group, stop: int) -> None:
         """Begin the calls of a group up to a position."""
@@ -301,8 +338,29 @@ class Shard:
             self._invoke(group, position, index)
             return
         self._full(index).queue.append((group, position))
+        group.account.parked += group.unit
+        if group.account.crowded and self._relief is None:
+            self._relief = self._loop.call_later(_PATIENCE, self._relieve, self._settled)
         if group.options.get("agent"):
             self.worker.cycles.watch(self, index, group, position)
+
+    def _unpark(self, group: Group) -> None:
+        """A call has left the queue of its agent."""
+        account = group.account
+        account.unpark(group.unit)
+        if account.due:
+            self.worker.give_credit(self, account)
+
+    def _relieve(self, settled: int) -> None:
+        """Give credit for calls in agents' queues if nothing moves, as a call without may help."""
+        self._relief = None
+        crowded = [account for account in self._accounts.values() if account.crowded]
+        if crowded and settled != self._settled:
+            self._relief = self._loop.call_later(_PATIENCE, self._relieve, self._settled)
+            return
+        for account in crowded:
+            account.forgive()
+            self.worker.give_credit(self, account)
 
     def _waits_for(self, index: int, chain: list[Any]) -> bool:
         """Whether a call that an agent is at work on is a link of the chain."""
@@ -317,6 +375,7 @@ class Shard:
         busy = self._full(index)
         if (group, position) in busy.queue:
             busy.queue.remove((group, position))
+            self._unpark(group)
             # Not at once: probes arrive inside a Task, and calls may not run inside one.
             self._loop.call_soon(self._let_in, index, group, position, list(busy.active))
 
@@ -327,6 +386,7 @@ class Shard:
             self._invoke(group, position, index)
         elif index in self._busy:  # the circle opened by itself meanwhile: wait in turn
             self._full(index).queue.appendleft((group, position))
+            group.account.parked += group.unit
             self._release(index)
         else:
             self._invoke(group, position, index)
@@ -345,7 +405,9 @@ class Shard:
             return
         if busy.queue:
             busy.promised = True
-            self._ready.append(busy.queue.popleft())
+            group, position = busy.queue.popleft()
+            self._ready.append((group, position))
+            self._unpark(group)
             self._schedule()
         else:
             del self._busy[index]
@@ -492,6 +554,7 @@ class Shard:
         group.values.append(value)
         group.done += 1
         group.left -= 1
+        self._settled += 1
         if group.record is not None:
             group.tokens.append(tokens)
             group.seconds.append(seconds)
@@ -539,6 +602,7 @@ class Shard:
                 busy = self._full(group.indexes[position])
                 if (group, position) in busy.queue:
                     busy.queue.remove((group, position))
+                    self._unpark(group)
             group.cancelled.add(position)
             group.left -= 1
             self.worker.forget(group, position)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import psutil
 
+from populace._runtime import pieces
 from populace._runtime.caller import Caller
 from populace._runtime.cycles import Cycles
 from populace._runtime.driver import mark_child_tasks
+from populace._runtime.flow import Account
 from populace._runtime.kept import Kept, Key
+from populace._runtime.outbox import Outbox
 from populace._runtime.records import Recorder, batch_of
 from populace._runtime.reduce import has_part
 from populace._runtime.shard import Group, Shard
@@ -24,7 +27,7 @@ from populace.proxy import register_proxies
 from shared.bus import Bus, Message
 from shared.code import CodeLoader
 from shared.codec import Codec, from_public, plain
-from shared.errors import BusError, CodecError, InvalidInputError, PopulaceError
+from shared.errors import CodecError, InvalidInputError, PayloadTooLargeError, PopulaceError
 from shared.logs import get_logger
 from shared.messages import batch
 from shared.messages.control import Assignment, OpenShard, ShardOpened, ShardsLost, WorkerStats
@@ -34,7 +37,6 @@ from shared.subjects import Subjects
 _log = get_logger(__name__)
 
 _PROGRESS_EVERY = 0.25
-_RETAINED_BYTES = 32 << 20
 _REMEMBERED = 100_000
 _EARLY_FOR = 10.0
 _REPORTED = 100
@@ -91,8 +93,8 @@ class Worker:
         self._finished: OrderedDict[CallKey, None] = OrderedDict()
         self._early: dict[Key, list[tuple[str, int]]] = {}
         self._kept = Kept()
-        self._retained: deque[tuple[str, set[int], bytes]] = deque()
-        self._retained_bytes = 0
+        self._outbox = Outbox(bus, self.codec, self.dirty)
+        self._pieces = pieces.Assembler()
         self._storing: set[asyncio.Task[None]] = set()
         self._calls = 0
         self._reported: set[tuple[str, str]] = set()
@@ -177,13 +179,14 @@ class Worker:
 
     # Receiving
     def _receive(self, shard: Shard, message: Message) -> None:
-        references = self.caller.references
-        fields = batch.check(self.codec.unpack(message.data))
+        self._handle(shard, message.data)
+
+    def _handle(self, shard: Shard, data: bytes) -> None:
+        fields = batch.check(self.codec.unpack(data))
         kind = fields[0]
         if kind == batch.CALLS:
-            found = self.caller.references != references
-            for columns in fields[2]:
-                self._take_group(shard, fields[1], columns, references=found)
+            for row, cost in zip(fields[2], fields[3], strict=True):
+                self._take_group(shard, fields[1], row, cost)
         elif kind == batch.CANCEL:
             group = self._open.get((fields[1], fields[2]))
             if group is not None:
@@ -191,28 +194,40 @@ class Worker:
                 positions = every if fields[3] is None else batch.numbers(fields[3])
                 shard.cancel(group, positions)
         elif kind == batch.FETCH:
-            self._fetch(fields[1], fields[2], tuple(fields[3]), expected=fields[4])
+            for number, key, kept in fields[2]:
+                self._fetch(fields[1], number, tuple(key), expected=kept)
         elif kind == batch.RECAP:
-            self._recap(fields[1], fields[2])
+            self._recap(shard, fields[1], fields[2])
+        elif kind == batch.TAKEN:
+            self._taken(shard, fields[1], fields[2])
         elif kind == batch.PROBE:
             self.cycles.receive(shard, fields[1], fields[2])
+        elif kind == batch.PIECE:
+            whole = self._pieces.take(fields)
+            if whole is not None:
+                self._handle(shard, whole)
         else:
             raise CodecError(f"a message of kind {kind} does not belong to a shard")
 
-    def _take_group(
-        self, shard: Shard, caller: str, columns: list[Any], *, references: bool
-    ) -> None:
+    def _take_group(self, shard: Shard, caller: str, row: bytes, cost: int) -> None:
+        account = shard.account(caller)
+        references = self.caller.references.seen
+        columns: Any = None
         try:
-            group = Group(shard, caller, columns, references=references)
+            columns = self.codec.unpack(row)
+            found = self.caller.references.seen != references
+            group = Group(shard, account, columns, cost, references=found)
         except (PopulaceError, TypeError, ValueError, IndexError) as error:
             _log.error("a group of calls can't be read", shard=shard.id, error=str(error))
+            account.begun += cost
             if isinstance(columns, list) and columns and isinstance(columns[0], int):
                 described = [type(error).__name__, str(error), ""]
-                self._send(caller, [batch.REFUSED, [[columns[0], described]]])
+                self._outbox.send(caller, [batch.REFUSED, [[columns[0], described]]])
             return
         key = (caller, group.number)
         if key in self._open or key in self._finished:
             return  # it was sent twice, since the connection broke
+        account.begun += group.cost_beside
         self._open[key] = group
         self._calls += len(group.indexes)
         if self._early:
@@ -220,6 +235,23 @@ class Worker:
                 for asker in self._early.pop(early):
                     self._wait(group, early[2], asker)
         shard.take(group)
+
+    def give_credit(self, shard: Shard, account: Account) -> None:
+        """Tell a caller how far its calls have begun."""
+        account.told = account.credit
+        self._outbox.send(account.caller, [batch.CREDIT, shard.id, account.told])
+
+    def _taken(self, shard: Shard, caller: str, rows: list[list[int]]) -> None:
+        """A caller has taken answers: more may go."""
+        for number, size in rows:
+            if number:
+                group = self._open.get((caller, number))
+                flow = None if group is None else group.flow
+            else:
+                flow = shard.account(caller).answered
+            if flow is not None:
+                flow.taken = max(flow.taken, size)
+                self._outbox.release(flow)
 
     # Answering
     def dirty(self, group: Group) -> None:
@@ -234,7 +266,6 @@ class Worker:
     def _flush(self) -> None:
         self._flushing = False
         dirty, self._dirty = self._dirty, {}
-        answers: dict[str, list[Any]] = {}
         summaries: dict[str, list[Any]] = {}
         for group in dirty:
             positions, values, errors = group.positions, group.values, group.errors
@@ -252,17 +283,16 @@ class Worker:
                 if group.partial is not None:
                     self._summarise(group, positions, values, errors)
                 elif group.keep:
-                    self._answer_or_keep(group, positions, values, errors, answers)
-                elif group.record is None:
-                    answers.setdefault(group.caller, []).append(row)
+                    self._answer_or_keep(group, positions, values, errors)
+                elif group.record is None and row is not None:
+                    self._outbox.answer(group, row)
             if group.partial is not None:
                 self._report(group, summaries)
-            if group.left <= 0 and not group.storing:
+            if group.left <= 0 and not group.storing and not group.held:
                 self._finish(group)
-        for caller, rows in answers.items():
-            self._send_answers(caller, rows)
         for caller, rows in summaries.items():
             self._send_summaries(caller, rows)
+        self._outbox.flush()
 
     def _finish(self, group: Group) -> None:
         key = (group.caller, group.number)
@@ -285,7 +315,6 @@ class Worker:
         positions: list[int],
         values: list[Any],
         errors: list[Any],
-        answers: dict[str, list[Any]],
     ) -> None:
         """Keep here what others will ask for; the caller only learns that it is done."""
         failed: dict[int, Any] = dict(errors)
@@ -308,88 +337,18 @@ class Worker:
         if kept:
             group.sequence += 1
             row = [group.number, group.sequence, batch.column(kept)]
-            self._send(group.caller, [batch.DONE, [row]], {group.number})
+            self._outbox.send(group.caller, [batch.DONE, [row]], {group.number})
         if sent:
             places = {place: i for i, (place, _) in enumerate(sent)}
-            answers.setdefault(group.caller, []).append(
+            self._outbox.answer(
+                group,
                 self._answer_columns(
                     group,
                     [position for _, position in sent],
                     [values[place] for place, _ in sent],
                     [[places[place], error] for place, error in errors if place in places],
-                )
+                ),
             )
-
-    def _send_answers(self, caller: str, rows: list[Any]) -> None:
-        """Send answers in one message, or in as many as it takes."""
-        try:
-            data = self.codec.pack([batch.ANSWERS, rows])
-        except CodecError:
-            if len(rows) > 1:
-                for row in rows:
-                    self._send_answers(caller, [row])
-                return
-            self._replace_unpackable(rows[0])
-            data = self.codec.pack([batch.ANSWERS, rows])
-        if len(data) <= self.bus.max_payload:
-            self._send_packed(caller, data, {row[0] for row in rows})
-            return
-        if len(rows) > 1:
-            half = len(rows) // 2
-            self._send_answers(caller, rows[:half])
-            self._send_answers(caller, rows[half:])
-            return
-        self._send_row_apart(caller, rows[0], len(data))
-
-    def _send_row_apart(self, caller: str, row: list[Any], size: int) -> None:
-        number, sequence, positions, values, errors, tokens = row
-        if len(values) == 1:
-            reason = f"the answer takes {size} bytes, more than one message may hold"
-            error = ["PayloadTooLargeError", reason, ""]
-            row = [number, sequence, positions, [None], [[0, error]], tokens]
-            self._send_answers(caller, [row])
-            return
-        listed = list(batch.numbers(positions))
-        half = len(listed) // 2
-        # Sequences only have to differ: a half takes a fraction's place.
-        for part, start, stop in ((1, 0, half), (2, half, len(listed))):
-            self._send_answers(
-                caller,
-                [
-                    [
-                        number,
-                        f"{sequence}.{part}",
-                        batch.column(listed[start:stop]),
-                        values[start:stop],
-                        [[p - start, e] for p, e in errors if start <= p < stop],
-                        tokens if part == 1 else 0,
-                    ]
-                ],
-            )
-
-    def _replace_unpackable(self, row: list[Any]) -> None:
-        """Turn answers that can't travel into errors, each by itself."""
-        values, errors = row[3], row[4]
-        for place, value in enumerate(values):
-            try:
-                self.codec.pack(value)
-            except CodecError as error:
-                values[place] = None
-                errors.append([place, ["CodecError", f"the answer: {error}", ""]])
-
-    def _send(self, inbox: str, message: list[Any], calls: set[int] | None = None) -> None:
-        self._send_packed(inbox, self.codec.pack(message), calls or set())
-
-    def _send_packed(self, inbox: str, data: bytes, calls: set[int]) -> None:
-        try:
-            self.bus.send(inbox, data)
-        except BusError as error:
-            _log.error("answers could not be sent", inbox=inbox, error=str(error))
-        if calls:
-            self._retained.append((inbox, calls, data))
-            self._retained_bytes += len(data)
-            while self._retained_bytes > _RETAINED_BYTES:
-                self._retained_bytes -= len(self._retained.popleft()[2])
 
     # Summaries and records
     def _summarise(
@@ -425,16 +384,14 @@ class Worker:
         )
 
     def _send_summaries(self, caller: str, rows: list[Any]) -> None:
-        data = self.codec.pack([batch.SUMMARY, rows])
-        if len(data) <= self.bus.max_payload:
-            self._send_packed(caller, data, {row[0] for row in rows if row[5]})
-        elif len(rows) > 1:
-            for row in rows:
-                self._send_summaries(caller, [row])
-        else:
+        numbers = {row[0] for row in rows if row[5]}
+        try:
+            self._outbox.send(caller, [batch.SUMMARY, rows], numbers)
+        except PayloadTooLargeError:
             reason = "the different answers are too many or too long to be counted"
             described = ["PayloadTooLargeError", reason, ""]
-            self._send(caller, [batch.REFUSED, [[rows[0][0], described]]], {rows[0][0]})
+            refused = [[row[0], described] for row in rows]
+            self._outbox.send(caller, [batch.REFUSED, refused], numbers)
 
     def _record(
         self,
@@ -472,11 +429,11 @@ class Worker:
         try:
             await self._recorder.store(columns)
             if row is not None:
-                self._send_answers(group.caller, [row])
+                self._outbox.answer(group, row)
         except Exception as error:
             _log.error("records are lost", batch=columns["batch"], error=str(error))
             described = [type(error).__name__, str(error), ""]
-            self._send(group.caller, [batch.REFUSED, [[group.number, described]]])
+            self._outbox.send(group.caller, [batch.REFUSED, [[group.number, described]]])
         finally:
             group.storing -= 1
             if group.left <= 0 and not group.storing:
@@ -487,7 +444,7 @@ class Worker:
         """A call was cancelled: whoever waits for its answer learns that there is none."""
         for inbox, number in (group.waiters or {}).pop(position, ()):
             described = ["cancelled", "the call was cancelled", ""]
-            self._send_fetched(inbox, number, batch.FAILED, described)
+            self._outbox.fetched(inbox, number, batch.FAILED, described)
 
     def _wait(self, group: Group, position: int, asker: tuple[str, int]) -> None:
         if group.waiters is None:
@@ -504,24 +461,16 @@ class Worker:
         for place, position in enumerate(positions):
             for inbox, number in group.waiters.pop(position, ()):
                 if place in failed:
-                    self._send_fetched(inbox, number, batch.FAILED, failed[place])
+                    self._outbox.fetched(inbox, number, batch.FAILED, failed[place])
                 else:
-                    self._send_fetched(inbox, number, batch.OK, values[place])
-
-    def _send_fetched(self, inbox: str, number: int, outcome: int, content: Any) -> None:
-        try:
-            data = self.codec.pack([batch.FETCHED, number, outcome, content])
-            self.bus.send(inbox, data)
-        except (CodecError, BusError) as error:
-            described = [type(error).__name__, str(error), ""]
-            self._send(inbox, [batch.FETCHED, number, batch.FAILED, described])
+                    self._outbox.fetched(inbox, number, batch.OK, values[place])
 
     def _fetch(self, inbox: str, number: int, key: tuple[Any, ...], *, expected: bool) -> None:
         """Someone asks for an answer that was made, or is being made, here."""
         caller, call, position = key
         held = self._kept.get((caller, call, position))
         if held is not None:
-            self._send_fetched(inbox, number, held[0], self.codec.unpack(held[1]))
+            self._outbox.fetched_packed(inbox, number, *held)
             return
         group = self._open.get((caller, call))
         pending = group is not None and (
@@ -535,7 +484,7 @@ class Worker:
             return
         gone = self._kept.why_gone((caller, call, position))
         if gone is not None:
-            self._send_fetched(inbox, number, batch.GONE, gone)
+            self._outbox.fetched(inbox, number, batch.GONE, gone)
         elif expected and (caller, call) not in self._finished:
             # The call itself is still on its way here, by another road.
             early = (caller, call, position)
@@ -544,18 +493,22 @@ class Worker:
             self._early[early].append((inbox, number))
             asyncio.get_running_loop().call_later(_EARLY_FOR, self._too_early, early)
         else:
-            self._send_fetched(inbox, number, batch.ASK_CALLER, None)
+            self._outbox.fetched(inbox, number, batch.ASK_CALLER, None)
 
     def _too_early(self, key: Key) -> None:
         for inbox, number in self._early.pop(key, ()):
-            self._send_fetched(inbox, number, batch.ASK_CALLER, None)
+            self._outbox.fetched(inbox, number, batch.ASK_CALLER, None)
 
-    def _recap(self, inbox: str, rows: list[list[int]]) -> None:
+    def _recap(self, shard: Shard, inbox: str, rows: list[list[int]]) -> None:
         """A caller asks after calls: repeat what it may have missed."""
+        account = shard.account(inbox)
+        self.give_credit(shard, account)
+        account.answered.taken = account.answered.sent  # what came is taken, the rest is lost
+        self._outbox.release(account.answered)
         unknown: list[int] = []
         missing: set[int] = set()
         repeat: set[int] = set()
-        for number, seen in rows:
+        for number, seen, taken in rows:
             key = (inbox, number)
             group = self._open.get(key)
             if key in self._finished:
@@ -565,19 +518,18 @@ class Worker:
                 unknown.append(number)
             elif group.sequence > seen:
                 repeat.add(number)
-        for held_inbox, calls, data in list(self._retained):
-            if held_inbox == inbox and calls & repeat:
-                self.bus.send(inbox, data)
-                missing -= calls
+            if group is not None and group.streams:
+                self._taken(shard, inbox, [[number, taken]])
+        missing -= self._outbox.repeat(inbox, repeat)
         if unknown:
-            self._send(inbox, [batch.UNKNOWN, unknown])
+            self._outbox.send(inbox, [batch.UNKNOWN, unknown])
         if missing:
             described = [
                 "placeholder_lost",
                 "the answer was sent while the connection was down, and is kept no more",
                 "",
             ]
-            self._send(inbox, [batch.REFUSED, [[n, described] for n in missing]])
+            self._outbox.send(inbox, [batch.REFUSED, [[n, described] for n in missing]])
 
 
 def _sort_out_unusable(group: Group, values: list[Any], errors: list[Any]) -> None:

@@ -7,22 +7,28 @@ Each message is a msgpack array whose first item is its kind. Columns: ``positio
 =========  =================================================================================
 kind       fields
 =========  =================================================================================
-CALLS      caller's inbox, groups ``[call, method, args, kwargs, indexes, options]``
+CALLS      caller's inbox, rows ``[call, method, args, kwargs, indexes, options]``, costs
 CANCEL     caller's inbox, call, positions (None: all)
-FETCH      asker's inbox, asker's number, ``[caller's inbox, call, position]``, kept
-RECAP      caller's inbox, ``[[call, batches of it that came], ...]`` still open there
-ANSWERS    groups ``[call, sequence, positions, values, errors, tokens]``; errors
-           ``[[place, error], ...]``
+FETCH      asker's inbox, ``[[asker's number, [caller's inbox, call, position], kept], ...]``
+RECAP      caller's inbox, ``[[call, batches of it that came, bytes of it taken], ...]``
+ANSWERS    shard, charge, rows ``[call, sequence, positions, values, errors, tokens]``;
+           errors ``[[place, error], ...]``
 DONE       groups ``[call, sequence, positions]``: done, kept where it was made
 SUMMARY    groups ``[call, done, failed, tokens, mean so far, partial]``; partial at the end
-FETCHED    asker's number, outcome, value or error
+FETCHED    ``[[asker's number, outcome, packed value or error], ...]``
 UNKNOWN    calls of a RECAP that never arrived
 REFUSED    groups ``[call, error]``: nothing more will come of it
 PROBE      see ``populace._runtime.cycles``
+CREDIT     shard, cost of all this caller's calls that the shard has begun so far
+TAKEN      caller's inbox, ``[[call or 0, bytes of its answers taken so far], ...]``
+PIECE      name of the whole, number of this piece, number of pieces, bytes
 =========  =================================================================================
 
 ``args`` is ``[[is_column, value], ...]``: a column has a value per index. Options say what
-becomes of the answers: kept, summarised, recorded.
+becomes of the answers: kept, summarised, recorded. The rows of CALLS and ANSWERS are packed
+each by itself, so that both sides know their sizes, which are what flow control counts (see
+``populace._runtime.flow``), and one that can't be read harms no other. ``charge`` is the size of
+those rows that answer single calls.
 """
 
 from __future__ import annotations
@@ -32,23 +38,41 @@ from typing import Any
 
 from shared.errors import CodecError
 
-CALLS, CANCEL, FETCH, RECAP, ANSWERS, DONE, SUMMARY, FETCHED, UNKNOWN, PROBE, REFUSED = range(1, 12)
+(
+    CALLS,
+    CANCEL,
+    FETCH,
+    RECAP,
+    ANSWERS,
+    DONE,
+    SUMMARY,
+    FETCHED,
+    UNKNOWN,
+    PROBE,
+    REFUSED,
+    CREDIT,
+    TAKEN,
+    PIECE,
+) = range(1, 15)
 
 OK, FAILED, GONE, ASK_CALLER = range(4)
 """Outcomes of a FETCH."""
 
 _LENGTHS = {
-    CALLS: 3,
+    CALLS: 4,
     CANCEL: 4,
-    FETCH: 5,
+    FETCH: 3,
     RECAP: 3,
-    ANSWERS: 2,
+    ANSWERS: 4,
     DONE: 2,
     SUMMARY: 2,
-    FETCHED: 4,
+    FETCHED: 2,
     UNKNOWN: 2,
     PROBE: 3,
     REFUSED: 2,
+    CREDIT: 3,
+    TAKEN: 3,
+    PIECE: 5,
 }
 
 

@@ -112,6 +112,9 @@ class Odd(Agent):
     def size_of(self, data: bytes) -> int:
         return len(data)
 
+    def same(self, data: bytes) -> bytes:
+        return data
+
     def die(self) -> None:
         os._exit(9)
 
@@ -245,3 +248,30 @@ class Voter(Agent):
 
     def text(self) -> str:
         return "even" if self.number % 2 == 0 else "odd"
+
+
+class Gate(Agent):
+    """Waits until it is opened, by its number, from wherever."""
+
+    open_now = False
+
+    def __init__(self, slow: float = 0.0) -> None:
+        self.slow = slow
+        self.order: list[int] = []
+
+    async def wait(self) -> int:
+        while not Gate.open_now:
+            await self.sleep(0.01)
+        return self.number
+
+    def open(self, value: bool = True) -> None:
+        Gate.open_now = value
+
+    def work(self, number: int, load: bytes = b"") -> int:
+        if self.slow:
+            time.sleep(self.slow)
+        self.order.append(number)
+        return number
+
+    def seen(self) -> list[int]:
+        return self.order

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 
 import pytest
 
 import populace
 from populace import AgentError, CallCycleError, CallTimeoutError, InvalidInputError
+from populace._runtime import pieces
 from shared.messages import batch
 from tests.conftest import wait_until
 from tests.populace.sample import Counter, Echo, Odd, Ring, Vote, Voter
@@ -72,8 +74,8 @@ async def test_no_value_of_a_passes_through_the_caller(world: populace.World) ->
         value
         for message in seen
         if message[0] == batch.ANSWERS  # type: ignore[index]
-        for group in message[1]  # type: ignore[index]
-        for value in group[3]
+        for row in message[3]  # type: ignore[index]
+        for value in world._codec.unpack(row)[3]
     ]
     assert "secret>a>b" in values
     assert "secret>a>c>d" in values
@@ -296,7 +298,7 @@ async def test_objects_as_arguments_and_answers(world: populace.World) -> None:
     assert vote == Vote(choice="tea?", weight=1.0)
 
 
-async def test_large_payloads_are_split_or_refused(world: populace.World) -> None:
+async def test_large_payloads_are_divided_or_refused(world: populace.World) -> None:
     odd = Odd().to_dist(world)
     some = b"x" * 300_000
     assert (
@@ -304,11 +306,23 @@ async def test_large_payloads_are_split_or_refused(world: populace.World) -> Non
     )
     answers = await asyncio.gather(*(odd.huge(300_000) for _ in range(8)))
     assert [len(a) for a in answers] == [300_000] * 8
-    with pytest.raises(AgentError, match="more than the"):
-        await odd.size_of(b"x" * 2_000_000)
-    with pytest.raises(AgentError, match="more than one message may hold"):
-        await odd.huge(2_000_000)
-    assert await odd.size_of(b"abc") == 3
+
+
+async def test_payloads_over_the_brokers_maximum(world: populace.World) -> None:
+    """One call's argument and answer travel in pieces; beyond a limit they are refused."""
+    odd, other = Odd().to_dist(world), Odd().to_dist(world)
+    large = random.Random(1).randbytes(9_000_000)
+    assert await odd.same(large) == large
+    assert await other.size_of(odd.huge(5_000_000)) == 5_000_000  # from worker to worker
+    people = await world.population(Odd, count=3)
+    assert list(await people.size_of(large)) == [len(large)] * 3
+    assert [len(a) for a in await people.huge(2_500_000)] == [2_500_000] * 3
+    too_large = bytes(pieces.MOST_BYTES + 1)
+    with pytest.raises(AgentError, match=r"the arguments take 67,\d+,\d+ bytes, more than"):
+        await odd.size_of(too_large)
+    with pytest.raises(AgentError, match="the answer takes"):
+        await odd.huge(pieces.MOST_BYTES + 1)
+    assert await odd.half(2) == 1.0
 
 
 async def test_an_agent_outside_a_world_has_no_identity() -> None:
