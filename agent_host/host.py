@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
+from agent_host.nursery import Forked, Nursery
 from agent_host.worker import READY
 from populace.world import HOST_TTL
 from shared import __version__
@@ -39,6 +40,10 @@ _LEASE = 15.0
 """Seconds after which workers end whose run's owner gave no sign of life."""
 _READY_WITHIN = 45.0
 _STOP_WITHIN = 20.0
+_STARTING_PER_CORE = 4
+"""Workers of isolated agents that start at once."""
+_WORKER_MEMORY = 32 << 20
+"""Bytes that a host wants to see free for each worker more."""
 
 
 @dataclass(eq=False)
@@ -46,7 +51,7 @@ class _Process:
     """A worker process."""
 
     name: str
-    process: asyncio.subprocess.Process
+    process: asyncio.subprocess.Process | Forked
     run: str | None = None
     watch: asyncio.Task[None] | None = None
     released: bool = False
@@ -57,8 +62,16 @@ class _Run:
     """A run that has workers here."""
 
     workers: list[_Process] = field(default_factory=list)
-    wanted: int = 0
-    """Workers that it is being given; counted though they don't run yet."""
+    coming: int = 0
+    """Workers that it is being given and that don't run yet; counted all the same."""
+    acquiring: int = 0
+    """Requests for workers that are being answered."""
+
+    def add(self, workers: list[_Process]) -> None:
+        """Workers that were coming are here."""
+        self.workers.extend(workers)
+        self.coming -= len(workers)
+
     heard: float = field(default_factory=time.monotonic)
 
 
@@ -77,11 +90,24 @@ class Host:
         self._since = time.time()
         self._closing = False
         self._refilling = asyncio.Lock()
+        self._environment = (
+            {**os.environ, "POPULACE_NATS_URL": self._settings.nats_url}
+            if self._settings.nats_url
+            else None
+        )
+        self._nursery = Nursery(self._environment)
+        self._starting = asyncio.Semaphore(_STARTING_PER_CORE * self._settings.cores)
+
+    @property
+    def _room(self) -> int:
+        """How many more workers this host would run."""
+        by_memory = psutil.virtual_memory().available // _WORKER_MEMORY
+        return max(0, min(self._settings.max_workers - self._busy, by_memory))
 
     @property
     def _busy(self) -> int:
         """Worker processes that runs have, or are about to have."""
-        return sum(max(len(run.workers), run.wanted) for run in self._runs.values())
+        return sum(len(run.workers) + run.coming for run in self._runs.values())
 
     def info(self) -> HostInfo:
         """What the host says of itself."""
@@ -93,7 +119,7 @@ class Host:
             memory=psutil.virtual_memory().total,
             load=psutil.cpu_percent() / 100,
             workers=busy,
-            free=max(0, self._settings.max_workers - busy),
+            free=self._room,
             per_run=self._per_run,
             since=self._since,
             version=__version__,
@@ -108,9 +134,7 @@ class Host:
             "agent_host.worker",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "POPULACE_NATS_URL": self._context.settings.nats_url or ""}
-            if self._context.settings.nats_url
-            else None,
+            env=self._environment,
         )
         made = _Process(name, process)
         made.watch = asyncio.ensure_future(self._watch(made))
@@ -142,6 +166,7 @@ class Host:
 
     async def _assign(self, worker: _Process, assignment: Assignment) -> None:
         """Give a worker its run, and wait until it listens."""
+        assert isinstance(worker.process, asyncio.subprocess.Process)
         stdin, stdout = worker.process.stdin, worker.process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -158,13 +183,29 @@ class Host:
         if said != READY:
             raise PopulaceError(f"a worker could not start: {said or 'see its log'}")
 
+    async def _fork(self, run: _Run, assignment: Assignment) -> _Process:
+        """Fork a worker for one isolated agent, and wait until it listens."""
+        async with self._starting:  # so many at once, however many are asked for
+            forked = await self._nursery.fork(assignment)
+            worker = _Process(assignment.worker, forked, run=assignment.run)
+            run.add([worker])
+            worker.watch = asyncio.ensure_future(self._watch(worker))
+            try:
+                error = await asyncio.wait_for(forked.ready, _READY_WITHIN)
+            except TimeoutError:
+                error = f"it was not ready within {_READY_WITHIN:g} s"
+            if error:
+                raise PopulaceError(f"a worker could not start: {error}")
+            return worker
+
     async def _end(self, workers: list[_Process]) -> None:
         """End processes: ask first, then make sure."""
         for worker in workers:
             worker.released = True
             with contextlib.suppress(ProcessLookupError):
                 worker.process.terminate()
-            if worker.process.stdin is not None:
+            if isinstance(worker.process, asyncio.subprocess.Process):
+                assert worker.process.stdin is not None
                 worker.process.stdin.close()
         waits = [asyncio.ensure_future(w.process.wait()) for w in workers]
         if not waits:
@@ -179,46 +220,72 @@ class Host:
 
     # Requests
     async def acquire(self, request: AcquireWorkers) -> AcquiredWorkers:
-        """Give a run its workers."""
-        room = self._settings.max_workers - self._busy
+        """Give a run workers."""
         if self._closing:
             raise InvalidInputError(f"the host {self.name} is stopping")
-        if request.count > room:
+        if request.count > (room := self._room):
             raise InvalidInputError(
                 f"the host {self.name} has room for {room} more workers, not {request.count}"
             )
-        if request.run in self._runs:
+        run = self._runs.get(request.run)
+        if run is None:
+            run = self._runs[request.run] = _Run()
+        elif not request.isolated:
             raise InvalidInputError(f"the run {request.run!r} has workers on {self.name} already")
-        run = self._runs[request.run] = _Run(wanted=request.count)
-        taken = [self._spare.pop() for _ in range(min(len(self._spare), request.count))]
-        run.workers.extend(taken)  # reserved, so that requests meanwhile count them
-        missing = request.count - len(taken)
-        run.workers.extend(await asyncio.gather(*(self._spawn() for _ in range(missing))))
+        before = set(run.workers)
+        run.coming += request.count
+        run.acquiring += 1
         try:
-            self._check_still_there(request.run, run)
-            await asyncio.gather(
-                *(
-                    self._assign(
-                        worker,
-                        Assignment(
-                            worker=worker.name,
-                            host=self.name,
-                            **request.model_dump(exclude={"count"}),
-                        ),
-                    )
-                    for worker in run.workers
-                )
+            made = await (self._more_of_its_own if request.isolated else self._workers)(
+                run, request
             )
             self._check_still_there(request.run, run)
         except PopulaceError:
-            await self._drop(request.run)
-            await self._end([w for w in run.workers if w.process.returncode is None])
+            came = [w for w in run.workers if w not in before]
+            run.coming -= request.count - len(came)
+            await self._end_some(request.run, run, came)
             raise
         finally:
-            run.wanted = 0
+            run.acquiring -= 1
             run.heard = time.monotonic()
         _log.info("workers given", run=request.run, count=request.count)
-        return AcquiredWorkers(workers=[w.name for w in run.workers])
+        return AcquiredWorkers(workers=[w.name for w in made])
+
+    async def _workers(self, run: _Run, request: AcquireWorkers) -> list[_Process]:
+        """The workers that a run begins with: spare ones first."""
+        taken = [self._spare.pop() for _ in range(min(len(self._spare), request.count))]
+        run.add(taken)  # at once, so that requests meanwhile count them
+        missing = request.count - len(taken)
+        run.add(list(await asyncio.gather(*(self._spawn() for _ in range(missing)))))
+        self._check_still_there(request.run, run)
+        made = list(run.workers)
+        await asyncio.gather(*(self._assign(w, self._assignment(w.name, request)) for w in made))
+        return made
+
+    async def _more_of_its_own(self, run: _Run, request: AcquireWorkers) -> list[_Process]:
+        """A worker for each of a run's isolated agents."""
+        outcomes = await asyncio.gather(
+            *(
+                self._fork(run, self._assignment(new_id("w"), request))
+                for _ in range(request.count)
+            ),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [o for o in outcomes if isinstance(o, _Process)]
+
+    def _assignment(self, worker: str, request: AcquireWorkers) -> Assignment:
+        fields = request.model_dump(exclude={"count", "isolated"})
+        return Assignment(worker=worker, host=self.name, **fields)
+
+    async def _end_some(self, name: str, run: _Run, workers: list[_Process]) -> None:
+        """End workers that were being given; and the run's place here, if it has no others."""
+        run.workers = [w for w in run.workers if w not in workers]
+        if not run.workers and self._runs.get(name) is run:
+            del self._runs[name]
+        await self._end([w for w in workers if w.process.returncode is None])
 
     def _check_still_there(self, name: str, run: _Run) -> None:
         if self._runs.get(name) is not run:
@@ -280,6 +347,7 @@ class Host:
             workers = [*self._spare, *(w for run in self._runs.values() for w in run.workers)]
             self._runs.clear()
             await self._end(workers)
+            await self._nursery.stop()
 
     async def _beat(self) -> None:
         """Show this host's state once a second, and end what nobody owns any more."""
@@ -299,7 +367,7 @@ class Host:
         silent = [
             name
             for name, run in self._runs.items()
-            if time.monotonic() - run.heard > _LEASE and not run.wanted and self._bus.connected
+            if time.monotonic() - run.heard > _LEASE and not run.acquiring and self._bus.connected
         ]
         for name in silent:
             _log.warning("a run's owner is gone; its workers end", run=name)

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 
 from agent_host.lifeline import die_with_parent
 from populace._runtime.worker import Worker
@@ -31,14 +32,16 @@ _log = get_logger(__name__)
 READY = "ready"
 
 
-def _watch_lifeline(on_end: object) -> None:
-    """Wait, in a thread of its own, until the host's end of the pipe closes."""
-    while os.read(0, 4096):
+def _watch_lifeline(lifeline: int, on_end: Callable[[], None]) -> None:
+    """Wait, in a thread of its own, until the other end of the pipe closes."""
+    while os.read(lifeline, 4096):
         pass
-    on_end()  # type: ignore[operator]
+    on_end()
 
 
-async def _serve(settings: Settings, assignment: Assignment, answer: int) -> int:
+async def _serve(
+    settings: Settings, assignment: Assignment, lifeline: int, say: Callable[[str], None]
+) -> int:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -48,7 +51,7 @@ async def _serve(settings: Settings, assignment: Assignment, answer: int) -> int
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(stopping.set)
 
-    threading.Thread(target=_watch_lifeline, args=(host_gone,), daemon=True).start()
+    threading.Thread(target=_watch_lifeline, args=(lifeline, host_gone), daemon=True).start()
     bus = await NatsBus.connect(
         settings, settings.nats_url or DEFAULT_URL, process=assignment.worker
     )
@@ -77,11 +80,29 @@ async def _serve(settings: Settings, assignment: Assignment, answer: int) -> int
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 1000)
-    os.write(answer, f"{READY}\n".encode())
+    say("")
     await stopping.wait()
     await worker.stop()
     await bus.drain(timeout=5)
     return 0
+
+
+def serve_assignment(
+    settings: Settings, assignment: Assignment, lifeline: int, say: Callable[[str], None]
+) -> int:
+    """Serve one run until it is over; returns the exit code.
+
+    Args:
+        settings: this machine's.
+        assignment: the run, and this worker's name.
+        lifeline: a pipe that closes when the parent is gone.
+        say: called with an empty text once the worker listens, or with why it can't.
+    """
+    try:
+        return run_loop(_serve(settings, assignment, lifeline, say))
+    except PopulaceError as error:
+        say(str(error))
+        return 1
 
 
 def main() -> int:
@@ -95,11 +116,11 @@ def main() -> int:
     if not line:
         return 0  # never needed
     assignment = Assignment.model_validate_json(line)
-    try:
-        return run_loop(_serve(settings, assignment, answer))
-    except PopulaceError as error:
-        os.write(answer, f"{error}\n".encode())
-        return 1
+
+    def say(error: str) -> None:
+        os.write(answer, f"{error or READY}\n".encode())
+
+    return serve_assignment(settings, assignment, 0, say)
 
 
 if __name__ == "__main__":

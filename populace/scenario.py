@@ -35,7 +35,14 @@ class Scenario:
     Params: ClassVar[type[BaseModel]] = NoParams
 
     def __init__(
-        self, world: World, *, params: BaseModel, seed: int, rounds: int, agents: int
+        self,
+        world: World,
+        *,
+        params: BaseModel,
+        seed: int,
+        rounds: int,
+        agents: int,
+        isolated: bool = False,
     ) -> None:
         self.world = world
         self.params: Any = params
@@ -44,6 +51,8 @@ class Scenario:
         self.rounds = rounds
         self.agents = agents
         """Number of agents that the file asks for."""
+        self.isolated = isolated
+        """Whether the file asks for a process per agent."""
         self.random = random.Random(f"scenario/{seed}")  # noqa: S311 - reproducible on purpose
         """The scenario's own random numbers, from the seed."""
         self._recorded: dict[str, Any] = {}
@@ -64,14 +73,20 @@ class Scenario:
         *args: Any,
         count: int | None = None,
         name: str | None = None,
+        isolated: bool | None = None,
         **kwargs: Any,
     ) -> Population:
-        """Make a population; default: as many agents as the scenario file asks for.
+        """Make a population; default: as the scenario file asks for.
 
         See ``World.population`` for the arguments and errors.
         """
         return await self.world.population(
-            cls, *args, count=count or self.agents, name=name, **kwargs
+            cls,
+            *args,
+            count=self.agents if count is None else count,
+            name=name,
+            isolated=self.isolated if isolated is None else isolated,
+            **kwargs,
         )
 
     def record(self, **values: Any) -> None:

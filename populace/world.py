@@ -58,6 +58,7 @@ HOST_TTL = 4.0
 _LEASE_EVERY = 0.5
 _LEASE_MISSES = 3
 _ACQUIRE_TIMEOUT = 60.0
+_ACQUIRE_EACH = 0.5
 _PATIENCE = 10.0
 
 
@@ -88,31 +89,50 @@ class _Workers:
         """
         self._on_lost = on_lost
         await self._bus.subscribe(self._subjects.run_workers(self._run), self._ended)
-        shares = _divide(await self._find_hosts(), count, at_most)
         # From the first host's answer on, its lease counts, however slow the others are.
         self._lease = asyncio.ensure_future(self._keep_lease())
+        try:
+            return await self._acquire(count, at_most, request)
+        except PlacementError:
+            await self._release(list(self.hosts))
+            raise
+
+    async def more(self, count: int, request: AcquireWorkers) -> list[tuple[str, str]]:
+        """Get a worker each for so many isolated agents; returns (worker, host) of each.
+
+        Raises:
+            PlacementError: there is not enough room.
+        """
+        return await self._acquire(count, None, request.model_copy(update={"isolated": True}))
+
+    async def _acquire(
+        self, count: int | None, at_most: int | None, request: AcquireWorkers
+    ) -> list[tuple[str, str]]:
+        shares = _divide(await self._find_hosts(), count, at_most)
         outcomes = await asyncio.gather(
             *(self._acquire_from(host, share, request) for host, share in shares.items()),
             return_exceptions=True,
         )
         for outcome in outcomes:
             if isinstance(outcome, (RemoteError, BusError)):
-                await self._release(list(shares))
                 raise PlacementError(f"no workers for the run: {outcome}") from outcome
             if isinstance(outcome, BaseException):
                 raise outcome
-        return [(worker, host) for host, workers in self.hosts.items() for worker in workers]
+        return [pair for outcome in outcomes if isinstance(outcome, list) for pair in outcome]
 
-    async def _acquire_from(self, host: str, share: int, request: AcquireWorkers) -> None:
+    async def _acquire_from(
+        self, host: str, share: int, request: AcquireWorkers
+    ) -> list[tuple[str, str]]:
         reply = await ask(
             self._bus,
             self._subjects.host(host, "acquire"),
             request.model_copy(update={"count": share}),
             AcquiredWorkers,
-            timeout=_ACQUIRE_TIMEOUT,
+            timeout=_ACQUIRE_TIMEOUT + share * _ACQUIRE_EACH,
             patience=5.0,
         )
-        self.hosts[host] = reply.workers
+        self.hosts.setdefault(host, []).extend(reply.workers)
+        return [(worker, host) for worker in reply.workers]
 
     async def _find_hosts(self) -> list[HostInfo]:
         bucket = await self._bus.bucket(self._subjects.bucket_hosts, ttl=HOST_TTL)
@@ -167,7 +187,8 @@ class _Workers:
                 self._lose(host, self.hosts[host], "its host does not answer")
         else:
             misses[host] = 0
-            gone = [w for w in self.hosts[host] if w not in reply.workers]
+            alive = set(reply.workers)
+            gone = [w for w in self.hosts[host] if w not in alive]
             self._lose(host, gone, "its process ended")
 
     async def _release(self, hosts: list[str]) -> None:
@@ -233,7 +254,10 @@ class World:
         self._caller = Caller(bus, self._codec, self._subjects, run, timeout=call_timeout)
         register_proxies(self._codec, self._caller)
         self._workers: list[tuple[str, str]] = []
+        self._isolated: list[tuple[str, str]] = []
+        """Workers that hold one agent each."""
         self._pool: _Workers | None = None
+        self._request: AcquireWorkers
         self._local: list[Worker] = []
         self._shards_of: dict[str, list[str]] = {}
         self._names: set[str] = {SINGLE}
@@ -266,7 +290,7 @@ class World:
             for spec in models.values():
                 await pools.put(pool_name(spec), spec.model_dump_json().encode())
         self._pool = _Workers(self._bus, self._settings, self.run)
-        request = AcquireWorkers(
+        self._request = AcquireWorkers(
             run=self.run,
             count=1,
             seed=self.seed,
@@ -275,7 +299,7 @@ class World:
             results_format=results_format,
             call_timeout=call_timeout,
         )
-        self._workers = await self._pool.acquire(workers, at_most, request, self._worker_lost)
+        self._workers = await self._pool.acquire(workers, at_most, self._request, self._worker_lost)
         await asyncio.gather(*(self._open_single_shard(w) for w, _ in self._workers))
 
     async def _open_local(
@@ -324,6 +348,7 @@ class World:
         shards = self._shards_of.get(worker, [])
         self._caller.shards_lost(shards, reason)
         self._workers = [(name, host) for name, host in self._workers if name != worker]
+        self._isolated = [(name, host) for name, host in self._isolated if name != worker]
         told = ShardsLost(shards=shards, reason=reason)
         with contextlib.suppress(BusError):
             self._bus.send(
@@ -385,7 +410,13 @@ class World:
                 )
 
     async def population(
-        self, cls: type[Agent], *args: Any, count: int, name: str | None = None, **kwargs: Any
+        self,
+        cls: type[Agent],
+        *args: Any,
+        count: int,
+        name: str | None = None,
+        isolated: bool = False,
+        **kwargs: Any,
     ) -> Population:
         """Make a population of ``count`` agents, divided over all workers.
 
@@ -394,12 +425,16 @@ class World:
             args: for its constructor; ``each(values)`` gives every agent a value of its own.
             count: number of agents.
             name: unique within the run; default: the class's name in lower case.
+            isolated: whether each agent gets a process of its own, which costs some 15 MB and
+                20 ms, for agents that compute a lot or must not share a process. Calls,
+                answers and random numbers are the same. (In ``local()`` all share this one.)
             kwargs: for its constructor, likewise.
 
         Raises:
             AgentError: a constructor raised; the first such agent is named.
             CodeError: the workers can't import the class.
             InvalidInputError: a name or number that can't be used.
+            PlacementError: no worker is left, or the hosts have no room for so many processes.
         """
         if count < 1:
             raise InvalidInputError(f"a population needs at least 1 agent, not {count}")
@@ -409,7 +444,7 @@ class World:
         self._check_workers()
         name = self._free_name(name or cls.__name__.lower())
         path, folder = self._path(cls)
-        shards = self._divide_agents(name, count)
+        shards = _divide_agents(name, count, await self._workers_for(count, isolated))
         try:
             await asyncio.gather(
                 *(
@@ -457,20 +492,12 @@ class World:
         self._names.add(name)
         return name
 
-    def _divide_agents(self, name: str, count: int) -> list[PlacedShard]:
-        """Slices as even as can be; nobody is left over."""
-        base, extra = divmod(count, len(self._workers))
-        shards: list[PlacedShard] = []
-        offset = 0
-        for i, (worker, host) in enumerate(self._workers):
-            size = base + (1 if i < extra else 0)
-            if size:
-                shard = f"{name}-{i}"
-                shards.append(
-                    PlacedShard(shard=shard, worker=worker, host=host, offset=offset, size=size)
-                )
-            offset += size
-        return shards
+    async def _workers_for(self, count: int, isolated: bool) -> list[tuple[str, str]]:
+        if not isolated or self._pool is None:
+            return self._workers
+        workers = await self._pool.more(count, self._request)
+        self._isolated.extend(workers)
+        return workers
 
     async def worker_stats(self) -> list[WorkerStats]:
         """What each worker counts: agents, calls, memory, CPU seconds."""
@@ -483,10 +510,26 @@ class World:
                         Assignment(worker=worker, host=host, run=self.run),
                         WorkerStats,
                     )
-                    for worker, host in self._workers
+                    for worker, host in [*self._workers, *self._isolated]
                 )
             )
         )
+
+
+def _divide_agents(name: str, count: int, workers: list[tuple[str, str]]) -> list[PlacedShard]:
+    """Slices as even as can be; nobody is left over."""
+    base, extra = divmod(count, len(workers))
+    shards: list[PlacedShard] = []
+    offset = 0
+    for i, (worker, host) in enumerate(workers):
+        size = base + (1 if i < extra else 0)
+        if size:
+            shard = f"{name}-{i}"
+            shards.append(
+                PlacedShard(shard=shard, worker=worker, host=host, offset=offset, size=size)
+            )
+        offset += size
+    return shards
 
 
 @contextlib.asynccontextmanager

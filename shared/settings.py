@@ -44,8 +44,9 @@ class Settings(BaseSettings):
     """How this machine's host calls itself; default: the machine's name."""
     workers: int = Field(default=0, ge=0, le=1024)
     """Worker processes that a run gets on this host; 0: one per core."""
-    max_workers: int = Field(default=64, ge=1, le=4096)
-    """Worker processes that this host will run at once, all runs together."""
+    max_workers: int = Field(default=1024, ge=1, le=65536)
+    """Worker processes that this host will run at once, all runs together; isolated agents
+    have one each. Free memory sets a bound too."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
     connect_timeout: float = Field(default=10.0, gt=0)

@@ -133,6 +133,7 @@ class Run:
                 seed=spec.seed,
                 rounds=spec.rounds,
                 agents=spec.agents.count,
+                isolated=spec.agents.isolated,
             )
             player = Player(
                 world, scenario, self._tell, results_format=spec.results_format or "msgpack"

@@ -41,6 +41,8 @@ class AcquireWorkers(BaseModel):
     models: dict[str, ModelSpec] = Field(default_factory=dict)
     results_format: str = "msgpack"
     call_timeout: float | None = None
+    isolated: bool = False
+    """Workers for agents that have a process each, besides those that the run has."""
 
 
 class AcquiredWorkers(BaseModel):

@@ -78,6 +78,8 @@ class AgentsSpec(Strict):
     count: int = Field(default=100, ge=1, le=100_000_000)
     workers: int | None = Field(default=None, ge=1, le=4096)
     """Worker processes for the run; default: what the hosts offer."""
+    isolated: bool = False
+    """Whether each agent gets a process of its own, besides these."""
 
 
 def _whole(value: Any) -> Any:
