@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from populace._runtime.shard import Shard
+    from populace.directory import Agents
     from populace.models.handle import ModelHandle
     from populace.world import World
 
@@ -112,6 +113,15 @@ class Agent(metaclass=_AgentType):
     def model(self) -> ModelHandle:
         """The language model that it may ask."""
         return self._home().worker.models.handle(self)
+
+    @property
+    def agents(self) -> Agents:
+        """The run's other agents: ``self.agents["voter/17"]`` is a proxy of that one.
+
+        A number alone means one of its own population; ``len(self.agents)`` is how many there
+        are.
+        """
+        return self._home().others
 
     def _next_question(self) -> int:
         """The number of this agent's next question to a model within the round, from 0."""

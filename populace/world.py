@@ -14,6 +14,7 @@ from populace._runtime.shard import CREATE
 from populace._runtime.worker import Worker
 from populace.agent import Agent
 from populace.answers import Answers
+from populace.directory import shard_name, shard_sizes
 from populace.errors import AgentError, PlacementError, error_from_wire
 from populace.models.client import DirectModels
 from populace.population import Population
@@ -35,6 +36,7 @@ from shared.messages.control import (
     OpenShard,
     PlacedShard,
     Placement,
+    Populations,
     Released,
     ReleaseWorkers,
     ShardOpened,
@@ -261,6 +263,9 @@ class World:
         self._local: list[Worker] = []
         self._shards_of: dict[str, list[str]] = {}
         self._names: set[str] = {SINGLE}
+        self._known: dict[str, tuple[int, int]] = {}
+        """Populations, with their numbers of agents and shards."""
+        self._lost_shards: list[str] = []
         self._singles = 0
         self._creations: set[asyncio.Task[None]] = set()
         self._records = False
@@ -347,6 +352,7 @@ class World:
         self.lost.append(reason)
         shards = self._shards_of.get(worker, [])
         self._caller.shards_lost(shards, reason)
+        self._lost_shards.extend(shards)
         self._workers = [(name, host) for name, host in self._workers if name != worker]
         self._isolated = [(name, host) for name, host in self._isolated if name != worker]
         told = ShardsLost(shards=shards, reason=reason)
@@ -467,6 +473,8 @@ class World:
         placement = Placement(population=name, shards=shards)
         bucket = await self._bus.bucket(self._subjects.bucket_placement)
         await bucket.put(f"{self.run}.{name}", placement.model_dump_json().encode())
+        self._known[name] = (count, len(shards))
+        await self._introduce()
         made = Population(self, cls, name, shards)
         created = Answers[Any](made, CREATE, args, kwargs, timeout=None, record=None)
         summary = await created.reduce("mean")
@@ -478,6 +486,27 @@ class World:
                 f"{name} ({summary.failed} of {count} agents)", "__init__", kind, message
             )
         return made
+
+    async def _introduce(self) -> None:
+        """Tell every worker of every population, so that agents can call one another."""
+        told = Populations(known=self._known, lost=self._lost_shards)
+        outcomes = await asyncio.gather(
+            *(
+                ask(
+                    self._bus,
+                    self._subjects.worker(worker, "know"),
+                    told,
+                    Populations,
+                    timeout=30,
+                    patience=_PATIENCE,
+                )
+                for worker, _ in [*self._workers, *self._isolated]
+            ),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:  # a worker that is lost meanwhile is noticed by its lease
+            if isinstance(outcome, BaseException) and not isinstance(outcome, BusError):
+                raise outcome
 
     def _check_workers(self) -> None:
         if not self._workers:
@@ -517,17 +546,17 @@ class World:
 
 
 def _divide_agents(name: str, count: int, workers: list[tuple[str, str]]) -> list[PlacedShard]:
-    """Slices as even as can be; nobody is left over."""
-    base, extra = divmod(count, len(workers))
+    """The shards of a population, one per worker while there are agents."""
+    workers = workers[:count]
     shards: list[PlacedShard] = []
     offset = 0
-    for i, (worker, host) in enumerate(workers):
-        size = base + (1 if i < extra else 0)
-        if size:
-            shard = f"{name}-{i}"
-            shards.append(
-                PlacedShard(shard=shard, worker=worker, host=host, offset=offset, size=size)
+    for i, size in enumerate(shard_sizes(count, len(workers))):
+        worker, host = workers[i]
+        shards.append(
+            PlacedShard(
+                shard=shard_name(name, i), worker=worker, host=host, offset=offset, size=size
             )
+        )
         offset += size
     return shards
 

@@ -17,6 +17,7 @@ from populace._runtime.driver import CallTask
 from populace._runtime.flow import Account, Answered
 from populace._runtime.reduce import Partial
 from populace.agent import Agent
+from populace.directory import Agents
 from populace.errors import WireError, error_to_wire
 from populace.placeholder import Placeholder, find_placeholders, resolve
 from populace.proxy import AgentProxy
@@ -201,6 +202,8 @@ class Shard:
         self.round_key = round_key(self._stream_key, 0)
         """What the agents' random streams of this round start from."""
         self.agents: list[Any] = [None] * size
+        self.others = Agents(worker.directory, population)
+        """How its agents find others."""
         self._busy: dict[int, CallTask | _Busy] = {}
         """Agents at work: the call, or, where there is more to say, a ``_Busy``."""
         self._groups: deque[Group] = deque()

@@ -22,6 +22,7 @@ from populace._runtime.records import Recorder, batch_of
 from populace._runtime.reduce import has_part
 from populace._runtime.shard import Group, Shard
 from populace.agent import Agent
+from populace.directory import Directory
 from populace.models.client import ModelClient
 from populace.proxy import register_proxies
 from shared.bus import Bus, Message
@@ -30,7 +31,14 @@ from shared.codec import Codec, from_public, plain
 from shared.errors import CodecError, InvalidInputError, PayloadTooLargeError, PopulaceError
 from shared.logs import get_logger
 from shared.messages import batch
-from shared.messages.control import Assignment, OpenShard, ShardOpened, ShardsLost, WorkerStats
+from shared.messages.control import (
+    Assignment,
+    OpenShard,
+    Populations,
+    ShardOpened,
+    ShardsLost,
+    WorkerStats,
+)
 from shared.service import serve
 from shared.subjects import Subjects
 
@@ -80,6 +88,7 @@ class Worker:
         self.codec = Codec(loader)
         self.caller = Caller(bus, self.codec, subjects, self.run, timeout=call_timeout)
         register_proxies(self.codec, self.caller)
+        self.directory = Directory(self.caller)
         self.cycles = Cycles(self)
         self._unmark: Callable[[], None] | None = None
         self.waiting = 0
@@ -107,6 +116,7 @@ class Worker:
         await self.models.start()
         await self.bus.subscribe(self.subjects.run_lost(self.run), self._shards_lost)
         await serve(self.bus, self.subjects.worker(self.id, "open"), OpenShard, self._open_shard)
+        await serve(self.bus, self.subjects.worker(self.id, "know"), Populations, self._know)
         await serve(self.bus, self.subjects.worker(self.id, "stats"), Assignment, self._stats)
         await self.bus.flush()
 
@@ -135,6 +145,11 @@ class Worker:
         )
         await self.bus.flush()
         return ShardOpened(shard=request.shard)
+
+    async def _know(self, request: Populations) -> Populations:
+        self.directory.learn(request.known)
+        self.caller.shards_lost(list(request.lost), "its worker was lost before")
+        return Populations()
 
     def _shards_lost(self, message: Message) -> None:
         lost = ShardsLost.model_validate(from_public(message.data))

@@ -97,6 +97,15 @@ class ShardOpened(BaseModel):
     shard: str
 
 
+class Populations(BaseModel):
+    """To a worker: which populations there are, so that its agents can call theirs."""
+
+    known: dict[str, tuple[int, int]] = Field(default_factory=dict)
+    """By name: number of agents, number of shards."""
+    lost: list[str] = Field(default_factory=list)
+    """Shards whose worker is gone."""
+
+
 class WorkerStats(BaseModel):
     """What a worker counts."""
 

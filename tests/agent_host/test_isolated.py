@@ -77,3 +77,18 @@ async def test_in_one_process_it_means_the_same() -> None:
     async with populace.local(workers=2, seed=5) as world:
         voters = await world.population(Voter, count=6, isolated=True)
         assert [row[0] for row in await voters.row()] == list(range(6))
+
+
+async def test_the_nursery_can_be_killed(distributed: populace.World) -> None:
+    voters = await distributed.population(Voter, count=4, isolated=True)
+    pids = list(await voters.pid())
+    nursery = psutil.Process(pids[0]).parent()
+    assert nursery is not None
+    assert "agent_host.nursery" in nursery.cmdline()
+    nursery.kill()
+    await wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    results = await voters.pid()
+    assert {error.kind for error in results.errors.values()} == {"worker_lost"}
+    assert len(results.errors) == 4
+    again = await distributed.population(Voter, count=4, name="again", isolated=True)
+    assert len(set(await again.pid())) == 4

@@ -275,3 +275,23 @@ class Gate(Agent):
 
     def seen(self) -> list[int]:
         return self.order
+
+
+class Friend(Agent):
+    """Knows others by name, from the beginning on."""
+
+    def __init__(self, population: str = "", step: int = 1) -> None:
+        self.step = step
+        self.next = self.agents[(self.number + step) % len(self.agents)]
+
+    def name(self) -> str:
+        return self.id
+
+    async def greet(self) -> str:
+        return await self.next.name()
+
+    async def visit(self, names: list[str]) -> list[str]:
+        return [await self.agents[name].name() for name in names]
+
+    async def hop(self, left: int) -> list[str]:
+        return [self.id, *(await self.next.hop(left - 1) if left else [])]
