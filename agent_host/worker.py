@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ from populace._runtime.worker import Worker
 from populace.models.client import QueuedModels
 from shared.bus import NatsBus
 from shared.code import CodeLoader
+from shared.collector import settle_collector
 from shared.errors import PopulaceError
 from shared.logs import configure_logs, get_logger
 from shared.messages.control import Assignment
@@ -76,10 +76,7 @@ async def _serve(
         call_timeout=assignment.call_timeout or settings.call_timeout,
     )
     await worker.start()
-    # Agents live long: look for garbage rarely, and never among what is here already.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 1000)
+    settle_collector()
     say("")
     await stopping.wait()
     await worker.stop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from populace import Agent
 
 
@@ -28,3 +30,71 @@ class Dummy(Agent):
     def pick(self) -> float:
         """The same without any waiting."""
         return self.random.random() * 100
+
+
+class Node(Agent):
+    """Combines what it is given; what it made so far is remembered as a sum."""
+
+    MODULUS = (1 << 61) - 1
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def combine(self, number: int, inputs: list[int]) -> int:
+        """A number that depends on all inputs and on their order."""
+        value = combine(number, inputs)
+        self.made += value
+        return value
+
+    def total(self) -> int:
+        """The sum of all numbers made here."""
+        return self.made % self.MODULUS
+
+
+def combine(number: int, inputs: list[int]) -> int:
+    """What ``Node.combine`` gives."""
+    value = number + 1
+    for one in inputs:
+        value = (value * 1_000_003 + one) % Node.MODULUS
+    return value
+
+
+class Player(Agent):
+    """Plays ping-pong by calls, one in flight at a time."""
+
+    async def rally(self, other: str, count: int) -> list[float]:
+        """Seconds that each of ``count`` calls to the other took."""
+        partner = self.agents[other]
+        taken = []
+        for i in range(count):
+            began = time.perf_counter()
+            if await partner.pong(i) != i:
+                raise ValueError("a wrong ball came back")
+            taken.append(time.perf_counter() - began)
+        return taken
+
+    def pong(self, ball: int) -> int:
+        """The ball, back."""
+        return ball
+
+
+class Worker(Agent):
+    """Computes for a while, as agents with a model of their own or a solver do."""
+
+    def compute(self, rounds: int) -> int:
+        """A number that takes long to find."""
+        value = self.number + 1
+        for i in range(rounds):
+            value = (value * 6364136223846793005 + i) % Node.MODULUS
+        return value
+
+
+class Person(Agent):
+    """Holds a persona, as a text that equal ones share."""
+
+    def __init__(self, persona: str) -> None:
+        self.persona = persona
+
+    def length(self) -> int:
+        """Characters of the persona."""
+        return len(self.persona)

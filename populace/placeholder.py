@@ -221,13 +221,23 @@ def failure_in(value: Any) -> BaseException | None:
 
 def find_placeholders(value: Any) -> list[Placeholder[Any]]:
     """All placeholders in a value, at any depth in lists, tuples and dicts."""
+    found: list[Placeholder[Any]] = []
+    _gather(value, found)
+    return found
+
+
+_LEAVES = frozenset({str, int, float, bool, bytes, type(None)})
+
+
+def _gather(value: Any, found: list[Placeholder[Any]]) -> None:
     kind = type(value)
-    if kind in (str, int, float, bool, bytes) or value is None:
-        return []
-    if isinstance(value, Placeholder):
-        return [value]
+    if kind in _LEAVES:
+        return
     if kind is list or kind is tuple:
-        return [found for v in value for found in find_placeholders(v)]
-    if kind is dict:
-        return [found for v in value.values() for found in find_placeholders(v)]
-    return []
+        for one in value:
+            _gather(one, found)
+    elif kind is dict:
+        for one in value.values():
+            _gather(one, found)
+    elif isinstance(value, Placeholder):
+        found.append(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import inspect
 import time
 import traceback
@@ -19,7 +20,7 @@ from populace._runtime.reduce import Partial
 from populace.agent import Agent
 from populace.directory import Agents
 from populace.errors import WireError, error_to_wire
-from populace.placeholder import Placeholder, find_placeholders, resolve
+from populace.placeholder import Placeholder, resolve
 from populace.proxy import AgentProxy
 from shared.errors import CodeError
 from shared.messages import batch
@@ -653,26 +654,29 @@ async def _with_answers(
 
     Parameters annotated ``Placeholder`` get theirs as they are.
     """
-    raw = _takes_placeholders(function)
-    names = list(inspect.signature(function).parameters)[1 : len(args) + 1]
-    names += ["*"] * (len(args) - len(names))
+    names, raw = _parameters(function)
     args = [
-        value if name in raw else await resolve(value)
-        for name, value in zip(names, args, strict=True)
+        value if (names[i] if i < len(names) else "*") in raw else await resolve(value)
+        for i, value in enumerate(args)
     ]
     kwargs = {k: v if k in raw else await resolve(v) for k, v in kwargs.items()}
     result = function(agent, *args, **kwargs)
     return await result if type(result) is CoroutineType else result
 
 
-def _takes_placeholders(function: Callable[..., Any]) -> set[str]:
-    return {
-        name
-        for name, parameter in inspect.signature(function).parameters.items()
-        if "Placeholder" in str(parameter.annotation)
-    }
+@functools.lru_cache(maxsize=4096)
+def _parameters(function: Callable[..., Any]) -> tuple[list[str], set[str]]:
+    """A method's parameters after the first, and those that want placeholders as they are."""
+    parameters = inspect.signature(function).parameters
+    raw = {name for name, p in parameters.items() if "Placeholder" in str(p.annotation)}
+    return list(parameters)[1:], raw
 
 
 def contains_placeholder(value: Any) -> bool:
     """Whether there is a placeholder anywhere in lists, tuples and dicts."""
-    return bool(find_placeholders(value))
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return any(map(contains_placeholder, value))
+    if kind is dict:
+        return any(map(contains_placeholder, value.values()))
+    return isinstance(value, Placeholder)

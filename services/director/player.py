@@ -28,6 +28,7 @@ from services.director.announce import publish_status, save_info
 from shared import __version__
 from shared.bus import NatsBus
 from shared.code import CodeLoader
+from shared.collector import settle_collector
 from shared.errors import BusError
 from shared.ids import new_id
 from shared.logs import configure_logs, get_logger
@@ -117,6 +118,7 @@ class Run:
             call_timeout=spec.call_timeout,
         ) as world:
             self._manifest = self._describe(world)
+            settle_collector()
             await self._tell(
                 Status(
                     kind="started",
