@@ -16,10 +16,12 @@ import threading
 from collections.abc import Callable
 
 from agent_host.lifeline import die_with_parent
+from populace._runtime.profile import TimedCodec
 from populace._runtime.worker import Worker
 from populace.models.client import QueuedModels
 from shared.bus import NatsBus
 from shared.code import CodeLoader
+from shared.codec import use_plain_codec
 from shared.collector import settle_collector
 from shared.errors import PopulaceError
 from shared.logs import configure_logs, get_logger
@@ -75,6 +77,8 @@ async def _serve(
         models,
         call_timeout=assignment.call_timeout or settings.call_timeout,
     )
+    if worker.profile is not None:
+        use_plain_codec(TimedCodec(None, worker.profile))
     await worker.start()
     settle_collector()
     say("")

@@ -10,6 +10,7 @@ from typing import Any
 
 from populace._runtime.caller import Caller
 from populace._runtime.open_calls import Column
+from populace._runtime.profile import Meter, TimedCodec, summarise
 from populace._runtime.shard import CREATE
 from populace._runtime.worker import Worker
 from populace.agent import Agent
@@ -247,13 +248,19 @@ class World:
         run: str,
         seed: int,
         call_timeout: float,
+        *,
+        profile: bool = False,
     ) -> None:
         self._bus = bus
         self._settings = settings
         self._subjects = settings.subjects
         self._loader = loader
-        self._codec = Codec(loader)
-        self._caller = Caller(bus, self._codec, self._subjects, run, timeout=call_timeout)
+        self._meter = Meter() if profile else None
+        measured = None if self._meter is None else self._meter.profile
+        self._codec = Codec(loader) if measured is None else TimedCodec(loader, measured)
+        self._caller = Caller(
+            bus, self._codec, self._subjects, run, timeout=call_timeout, profile=measured
+        )
         register_proxies(self._codec, self._caller)
         self._workers: list[tuple[str, str]] = []
         self._isolated: list[tuple[str, str]] = []
@@ -303,6 +310,7 @@ class World:
             models=models,
             results_format=results_format,
             call_timeout=call_timeout,
+            profile=self._meter is not None,
         )
         self._workers = await self._pool.acquire(workers, at_most, self._request, self._worker_lost)
         await asyncio.gather(*(self._open_single_shard(w) for w, _ in self._workers))
@@ -320,6 +328,7 @@ class World:
                 run=self.run,
                 seed=self.seed,
                 results_format=results_format,
+                profile=self._meter is not None,
             )
             worker = Worker(
                 bus,
@@ -528,6 +537,14 @@ class World:
         self._isolated.extend(workers)
         return workers
 
+    async def profile(self) -> dict[str, Any] | None:
+        """Where time went so far, if that is measured; see ``populace._runtime.profile``."""
+        if self._meter is None:
+            return None
+        stats = await self.worker_stats()
+        workers = [s.profile for s in stats if s.profile is not None]
+        return summarise(workers, self._meter.usage().plain())
+
     async def worker_stats(self) -> list[WorkerStats]:
         """What each worker counts: agents, calls, memory, CPU seconds."""
         return list(
@@ -608,12 +625,13 @@ async def open_world(
     folders: list[str] | None = None,
     results_format: str = "msgpack",
     call_timeout: float | None = None,
+    profile: bool = False,
 ) -> AsyncIterator[World]:
     """A world for a run of a given name; what the director uses. See ``connect``."""
     bus = await NatsBus.connect(settings, url, process=new_id("owner"))
     loader = CodeLoader.from_settings(settings)
     timeout = call_timeout or settings.call_timeout
-    world = World(bus, settings, loader, run, seed, timeout)
+    world = World(bus, settings, loader, run, seed, timeout, profile=profile)
     try:
         for folder in folders or []:
             loader.add_folder(folder)
@@ -635,6 +653,7 @@ async def local(
     broker: MemoryBroker | None = None,
     run: str | None = None,
     results_format: str = "msgpack",
+    profile: bool = False,
 ) -> AsyncIterator[World]:
     """A world within this process: no broker, no services, the same meaning.
 
@@ -646,13 +665,20 @@ async def local(
         broker: an in-memory broker to share with others.
         run: a name for the run; default: a fresh one.
         results_format: of the result stream, "msgpack" or "json".
+        profile: whether to measure where time goes, for ``World.profile``.
     """
     settings = settings or load_settings()
     broker = broker or MemoryBroker()
     bus = broker.connect(new_id("owner"))
     direct = DirectModels(models or {"default": ModelSpec()}, settings)
     world = World(
-        bus, settings, LocalLoader(), run or new_id("session"), seed, settings.call_timeout
+        bus,
+        settings,
+        LocalLoader(),
+        run or new_id("session"),
+        seed,
+        settings.call_timeout,
+        profile=profile,
     )
     try:
         await world._open_local(broker, direct, workers, results_format)

@@ -218,6 +218,12 @@ def plain(value: Any) -> Any:
 _PLAIN = Codec()
 
 
+def use_plain_codec(codec: Codec) -> None:
+    """Have plain values packed and read by this codec, which may measure its time."""
+    global _PLAIN
+    _PLAIN = codec
+
+
 def pack_plain(value: Any) -> bytes:
     """Msgpack bytes of plain values (control plane, public records)."""
     return _PLAIN.pack(value)

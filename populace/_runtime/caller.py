@@ -15,6 +15,7 @@ from populace._runtime import pieces
 from populace._runtime.driver import CallTask, current_call
 from populace._runtime.flow import ANSWER_WINDOW, Lane, call_cost
 from populace._runtime.open_calls import Column, OpenCall, OpenPart, OpenSingles, Queued
+from populace._runtime.profile import Profile
 from populace._runtime.references import PLACEHOLDER_EXTENSION, References
 from populace.errors import CallTimeoutError, WireError, error_from_wire
 from populace.placeholder import Placeholder, find_placeholders
@@ -49,16 +50,25 @@ class Caller:
         codec: packs arguments and answers; placeholders and proxies are registered with it.
         run: the run whose agents are called.
         timeout: seconds without any sign of progress after which a call has failed.
+        profile: where to note how long answers were under way.
     """
 
     def __init__(
-        self, bus: Bus, codec: Codec, subjects: Subjects, run: str, *, timeout: float
+        self,
+        bus: Bus,
+        codec: Codec,
+        subjects: Subjects,
+        run: str,
+        *,
+        timeout: float,
+        profile: Profile | None = None,
     ) -> None:
         self.bus = bus
         self.codec = codec
         self.subjects = subjects
         self.run = run
         self.timeout = timeout
+        self._profile = profile
         self.inbox = subjects.inbox(bus.process, "a")
         self.references = References(self)
         self.round = 0
@@ -390,7 +400,7 @@ class Caller:
 
     def _send_calls(self, shard: str, calls: Sequence[OpenCall]) -> None:
         rows, costs = [call.row for call in calls], [call.cost for call in calls]
-        data = self.codec.pack([batch.CALLS, self.inbox, rows, costs])
+        data = self.codec.pack([batch.CALLS, self.inbox, rows, costs, time.time()])
         pieces.send(self.bus, self.codec, self.subject_of(shard), data)
 
     def _fail_open(self, calls: Sequence[OpenCall], error: WireError) -> None:
@@ -517,6 +527,8 @@ class Caller:
                 part = self._open.get(number)
                 if isinstance(part, OpenPart) and part.summary(done, failed, tokens, peek, partial):
                     self._open.pop(number, None)
+                    if self._profile is not None:
+                        self._profile.arrived(fields[2], part.size)
         elif kind == batch.DONE:
             for number, sequence, positions in fields[1]:
                 singles = self._open.get(number)
@@ -545,7 +557,7 @@ class Caller:
         else:
             raise CodecError(f"a message of kind {kind} does not belong in an inbox")
 
-    def _answered(self, shard: str, charge: int, rows: Sequence[bytes]) -> None:
+    def _answered(self, shard: str, charge: int, rows: Sequence[bytes], sent: float) -> None:
         for row in rows:
             number, sequence, positions, values, errors, tokens = self.codec.unpack(row)
             call = self._open.get(number)
@@ -553,6 +565,8 @@ class Caller:
                 continue
             call.seen.add(sequence)
             call.tokens += tokens
+            if self._profile is not None:
+                self._profile.arrived(sent, len(values))
             if call.answers(batch.numbers(positions), values, errors, len(row)):
                 self._open.pop(number, None)
         lane = self._lanes.get(shard)

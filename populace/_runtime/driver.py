@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from populace._runtime.profile import Profile
     from populace._runtime.shard import Group
 
 _parent_call: contextvars.ContextVar[CallTask | None] = contextvars.ContextVar(
@@ -59,6 +60,15 @@ def mark_child_tasks(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
 
     loop.set_task_factory(make)
     return lambda: loop.set_task_factory(before)
+
+
+_profile: Profile | None = None
+
+
+def set_profile(profile: Profile | None) -> None:
+    """Note the time that agents' code takes, or don't."""
+    global _profile
+    _profile = profile
 
 
 Finish = Callable[["CallTask", Any, BaseException | None], None]
@@ -114,8 +124,9 @@ class CallTask:
         self.group = group
         self.position = position
         self.index = index
-        self.started = time.monotonic() if group.record is not None else 0.0
-        """When it began; told only where it is recorded."""
+        measured = group.record is not None or _profile is not None
+        self.started = time.monotonic() if measured else 0.0
+        """When it began; told only where it is recorded, or measured."""
         self.tokens = 0
         self.backend = ""
         self.calls: set[Any] | None = None
@@ -152,6 +163,7 @@ class CallTask:
         ended = False
         _enter_task(loop, self)  # type: ignore[arg-type]
         _stepping = self
+        began = time.perf_counter() if _profile is not None else 0.0
         try:
             if error is None:
                 wanted = self._context.run(coro.send, None)
@@ -163,6 +175,8 @@ class CallTask:
             ended, failure = True, raised
         finally:
             _stepping = None
+            if _profile is not None:
+                _profile.work += time.perf_counter() - began
             _leave_task(loop, self)  # type: ignore[arg-type]
         if ended:
             self._end(result, failure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -143,7 +144,13 @@ class Outbox:
         for (inbox, shard), rows in collected.items():
             for some in self._in_messages(rows, lambda row: len(row[1])):
                 charge = sum(len(packed) for group, packed in some if not group.streams)
-                message = [batch.ANSWERS, shard, charge, [packed for _, packed in some]]
+                message = [
+                    batch.ANSWERS,
+                    shard,
+                    charge,
+                    [packed for _, packed in some],
+                    time.time(),
+                ]
                 self.send(inbox, message, {group.number for group, _ in some})
         fetched, self._fetched = self._fetched, {}
         for inbox, asked in fetched.items():

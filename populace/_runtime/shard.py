@@ -45,6 +45,7 @@ class Group:
     __slots__ = (
         "account",
         "args",
+        "arrived",
         "backends",
         "caller",
         "cancelled",
@@ -101,6 +102,8 @@ class Group:
         self.options: dict[str, Any] = options
         self.chain: list[Any] = options.get("chain", [])
         self.round: int = options.get("round", 0)
+        self.arrived = 0.0
+        """When it came (Unix time), if that is measured."""
         self.cursor = 0
         self.left = len(self.indexes)
         self.unit, self.cost_beside = divmod(cost, max(1, self.left))
@@ -259,8 +262,14 @@ class Shard:
             budget -= stop - group.cursor
             if stop >= len(group.indexes):
                 self._groups.popleft()
-            group.account.begun += (stop - group.cursor) * group.unit
-            self._begin(group, stop)
+            count = stop - group.cursor
+            group.account.begun += count * group.unit
+            if (profile := self.worker.profile) is None:
+                self._begin(group, stop)
+            else:
+                began = time.time()
+                self._begin(group, stop)
+                profile.begun(group.arrived, count, began)
             if group.account.due:
                 self.worker.give_credit(self, group.account)
 
@@ -273,6 +282,8 @@ class Shard:
             self._create(group, start, stop)
             return
         function = self._method(self.cls, group.method) if self.cls is not None else None
+        if (profile := self.worker.profile) is not None and function is not None:
+            function = profile.timed(function)
         busy, agents, cancelled = self._busy, self.agents, group.cancelled
         simple = (
             function is not None
@@ -342,6 +353,8 @@ class Shard:
             self._invoke(group, position, index)
             return
         self._full(index).queue.append((group, position))
+        if self.worker.profile is not None:
+            self.worker.profile.begun(group.arrived, -1, time.time())
         group.account.parked += group.unit
         if group.account.crowded and self._relief is None:
             self._relief = self._loop.call_later(_PATIENCE, self._relieve, self._settled)
@@ -386,6 +399,8 @@ class Shard:
     def _let_in(self, index: int, group: Group, position: int, among: list[CallTask]) -> None:
         if group.cancelled and position in group.cancelled:
             return
+        if self.worker.profile is not None:
+            self.worker.profile.begun(group.arrived, 1, time.time())
         if self.active(index) == among:
             self._invoke(group, position, index)
         elif index in self._busy:  # the circle opened by itself meanwhile: wait in turn
@@ -398,6 +413,8 @@ class Shard:
     def _next(self, index: int, group: Group, position: int) -> None:
         """Run the next call that waited for an agent which is free now."""
         self._full(index).promised = False
+        if self.worker.profile is not None:
+            self.worker.profile.begun(group.arrived, 1, time.time())
         if not (group.cancelled and position in group.cancelled):
             self._invoke(group, position, index)
         self._release(index)
@@ -444,6 +461,8 @@ class Shard:
             if group.references and contains_placeholder([args, kwargs]):
                 result = _with_answers(function, agent, args, kwargs)
             else:
+                if self.worker.profile is not None:
+                    function = self.worker.profile.timed(function)
                 result = function(agent, *args, **kwargs)
         except BaseException as error:
             self.answer_error(group, position, _described(error))
@@ -472,6 +491,8 @@ class Shard:
         else:
             self._full(index).active.remove(task)
         seconds = time.monotonic() - task.started if task.started else 0.0
+        if self.worker.profile is not None:
+            self.worker.profile.lived += seconds
         if group.cancelled and position in group.cancelled:
             self.worker.dirty(group)  # nobody waits for it; the group may be over
         elif failure is None:
@@ -502,6 +523,8 @@ class Shard:
         plain = not group.has_columns and not group.kwargs and not group.has_mutable
         shared = [value for _, value in group.args]
         new, init, agents = cls.__new__, cls.__init__, self.agents
+        if self.worker.profile is not None:
+            init = self.worker.profile.timed(init)
         for position in range(start, stop):
             index = group.indexes[position]
             if index >= len(agents):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +15,11 @@ import psutil
 from populace._runtime import pieces
 from populace._runtime.caller import Caller
 from populace._runtime.cycles import Cycles
-from populace._runtime.driver import mark_child_tasks
+from populace._runtime.driver import mark_child_tasks, set_profile
 from populace._runtime.flow import Account
 from populace._runtime.kept import Kept, Key
 from populace._runtime.outbox import Outbox
+from populace._runtime.profile import Meter, TimedCodec
 from populace._runtime.records import Recorder, batch_of
 from populace._runtime.reduce import has_part
 from populace._runtime.shard import Group, Shard
@@ -85,7 +87,10 @@ class Worker:
         self.seed = assignment.seed
         self.loader = loader
         self.models = models
-        self.codec = Codec(loader)
+        self._meter = Meter() if assignment.profile else None
+        self.profile = self._meter.profile if self._meter is not None else None
+        """Where time is noted, if it is measured."""
+        self.codec = TimedCodec(loader, self.profile) if self.profile else Codec(loader)
         self.caller = Caller(bus, self.codec, subjects, self.run, timeout=call_timeout)
         register_proxies(self.codec, self.caller)
         self.directory = Directory(self.caller)
@@ -112,6 +117,7 @@ class Worker:
     async def start(self) -> None:
         """Begin to listen."""
         self._unmark = mark_child_tasks(asyncio.get_running_loop())
+        set_profile(self.profile)
         await self.caller.start()
         await self.models.start()
         await self.bus.subscribe(self.subjects.run_lost(self.run), self._shards_lost)
@@ -168,6 +174,7 @@ class Worker:
             waiting=self.waiting,
             rss=process.memory_info().rss,
             cpu=times.user + times.system,
+            profile=None if self._meter is None else self._meter.usage().plain(),
             sent_bytes=self.bus.stats.sent_bytes,
             received_bytes=self.bus.stats.received_bytes,
         )
@@ -201,7 +208,7 @@ class Worker:
         kind = fields[0]
         if kind == batch.CALLS:
             for row, cost in zip(fields[2], fields[3], strict=True):
-                self._take_group(shard, fields[1], row, cost)
+                self._take_group(shard, fields[1], row, cost, fields[4])
         elif kind == batch.CANCEL:
             group = self._open.get((fields[1], fields[2]))
             if group is not None:
@@ -224,7 +231,7 @@ class Worker:
         else:
             raise CodecError(f"a message of kind {kind} does not belong to a shard")
 
-    def _take_group(self, shard: Shard, caller: str, row: bytes, cost: int) -> None:
+    def _take_group(self, shard: Shard, caller: str, row: bytes, cost: int, sent: float) -> None:
         account = shard.account(caller)
         references = self.caller.references.seen
         columns: Any = None
@@ -245,6 +252,9 @@ class Worker:
         account.begun += group.cost_beside
         self._open[key] = group
         self._calls += len(group.indexes)
+        if self.profile is not None:
+            group.arrived = time.time()
+            self.profile.sent += max(0.0, group.arrived - sent) * len(group.indexes)
         if self._early:
             for early in [k for k in self._early if k[:2] == key]:
                 for asker in self._early.pop(early):
@@ -401,7 +411,7 @@ class Worker:
     def _send_summaries(self, caller: str, rows: list[Any]) -> None:
         numbers = {row[0] for row in rows if row[5]}
         try:
-            self._outbox.send(caller, [batch.SUMMARY, rows], numbers)
+            self._outbox.send(caller, [batch.SUMMARY, rows, time.time()], numbers)
         except PayloadTooLargeError:
             reason = "the different answers are too many or too long to be counted"
             described = ["PayloadTooLargeError", reason, ""]
@@ -441,8 +451,11 @@ class Worker:
         task.add_done_callback(self._storing.discard)
 
     async def _store(self, group: Group, columns: dict[str, Any], row: list[Any] | None) -> None:
+        began = time.monotonic()
         try:
             await self._recorder.store(columns)
+            if self.profile is not None:
+                self.profile.stored += (time.monotonic() - began) * len(columns["agents"])
             if row is not None:
                 self._outbox.answer(group, row)
         except Exception as error:

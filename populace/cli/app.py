@@ -61,6 +61,11 @@ Set = Annotated[
 ]
 
 
+Profile = Annotated[
+    bool, typer.Option("--profile", help="Measure where the run's time goes, and show it.")
+]
+
+
 def main() -> int:
     """Run the command line; returns the exit code."""
     try:
@@ -268,6 +273,7 @@ def run_(
     workers: Workers = None,
     seed: Seed = None,
     set_: Set = None,
+    profile: Profile = False,
     as_json: Json = False,
 ) -> None:
     """All of it: start services if needed, publish, watch, show results, stop what it started.
@@ -275,6 +281,8 @@ def run_(
     Ctrl-C cancels the run and keeps what is there.
     """
     settings = _settings()
+    if profile:
+        set_ = [*(set_ or []), "profile=true"]
     file = _read(scenario, agents, rounds, workers, seed, set_)
     _check(settings, file)
     started = False

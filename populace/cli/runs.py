@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from populace.errors import ScenarioError
 from shared.bus import NatsBus
@@ -53,6 +54,8 @@ class Outcome:
     """Why its files could not be written, if they could not."""
     scripted: list[str] = field(default_factory=list)
     """Names of the models that are scripts."""
+    profile: dict[str, Any] | None = None
+    """Where the time went, if that was measured."""
 
     def take(self, status: Status) -> None:
         """Note what a status event says."""
@@ -62,6 +65,7 @@ class Outcome:
             self.agents = status.agents or self.agents
         if status.manifest:
             self.scripted = status.manifest.get("scripted", self.scripted)
+            self.profile = status.manifest.get("profile", self.profile)
         if status.row is not None:
             self.rows.append(status.row)
         if status.kind == "ended":

@@ -163,10 +163,45 @@ def outcome_table(outcome: Outcome) -> Table:
     return table
 
 
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+def _seconds(value: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if value * factor >= 1:
+            return f"{value * factor:,.2f} {unit}"
+    return f"{value * 1e6:,.1f} µs"
+
+
+def show_profile(profile: dict[str, Any]) -> None:
+    """Where a run's time went."""
+    parts = ("agents' own code", "serialisation", "engine", "idle")
+    table = Table(title="where the processes' time went", box=box.SIMPLE_HEAD)
+    for heading in ("process", "seconds", *parts):
+        table.add_column(heading, justify="left" if heading == "process" else "right")
+    for name, row in profile["processes"].items():
+        shares = (_share(row[part], row["seconds"]) for part in parts)
+        table.add_row(name, number(row["seconds"]), *shares)
+    out.print(table)
+    call = dict(profile["call"])
+    title = f"an average call, of {call.pop('calls'):,}"
+    table = Table(title=title, box=box.SIMPLE_HEAD)
+    table.add_column("part")
+    table.add_column("time", justify="right")
+    table.add_column("share", justify="right")
+    whole = sum(call.values())
+    for part, value in call.items():
+        table.add_row(part, _seconds(value), _share(value, whole))
+    out.print(table)
+
+
 def show_outcome(outcome: Outcome) -> None:
     """The end of a run, for a person."""
     if outcome.rows:
         out.print(outcome_table(outcome))
+    if outcome.profile:
+        show_profile(outcome.profile)
     failures: dict[str, int] = {}
     for row in outcome.rows:
         for kind, count in row.failures.items():

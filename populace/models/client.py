@@ -109,7 +109,7 @@ class DirectModels(ModelClient):
         except PopulaceError as error:
             return ModelResponse(request.number, error_kind="unreachable", error=str(error))
         async with slots:
-            return await backend.answer(request)
+            return await backend.timed_answer(request)
 
     async def close(self) -> None:
         """Close all back ends."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from pydantic import BaseModel, ValidationError
@@ -158,7 +159,12 @@ class ModelHandle:
             spec.top_p,
             spec.max_tokens if max_tokens is None else max_tokens,
         )
+        profile = shard.worker.profile
+        began = time.monotonic() if profile is not None else 0.0
         response = await client.request(model, request)
+        if profile is not None:
+            profile.models += time.monotonic() - began
+            profile.served += response.seconds
         call = current_call()
         if call is not None:
             call.tokens += response.tokens_in + response.tokens_out

@@ -116,6 +116,7 @@ class Run:
             folders=folders,
             results_format=spec.results_format or "msgpack",
             call_timeout=spec.call_timeout,
+            profile=spec.profile,
         ) as world:
             self._manifest = self._describe(world)
             settle_collector()
@@ -143,6 +144,8 @@ class Run:
             await player.play()
             self._records = player.records
             self._manifest["workers_lost"] = world.lost
+            if spec.profile:
+                self._manifest["profile"] = await world.profile()
 
     async def _check_models(self) -> None:
         """Reach every model before any agent is made.

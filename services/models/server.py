@@ -113,7 +113,7 @@ class Pool:
 
     async def _answer(self, request: ModelRequest) -> ModelResponse:
         try:
-            response = await self.backend.answer(request)
+            response = await self.backend.timed_answer(request)
         except Exception as error:
             _log.exception("a back end raised", pool=self.name)
             text = f"{type(error).__name__}: {error}"

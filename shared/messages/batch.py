@@ -7,14 +7,16 @@ Each message is a msgpack array whose first item is its kind. Columns: ``positio
 =========  =================================================================================
 kind       fields
 =========  =================================================================================
-CALLS      caller's inbox, rows ``[call, method, args, kwargs, indexes, options]``, costs
+CALLS      caller's inbox, rows ``[call, method, args, kwargs, indexes, options]``, costs,
+           when it was sent
 CANCEL     caller's inbox, call, positions (None: all)
 FETCH      asker's inbox, ``[[asker's number, [caller's inbox, call, position], kept], ...]``
 RECAP      caller's inbox, ``[[call, batches of it that came, bytes of it taken], ...]``
-ANSWERS    shard, charge, rows ``[call, sequence, positions, values, errors, tokens]``;
-           errors ``[[place, error], ...]``
+ANSWERS    shard, charge, rows ``[call, sequence, positions, values, errors, tokens]``
+           (errors ``[[place, error], ...]``), when it was sent
 DONE       groups ``[call, sequence, positions]``: done, kept where it was made
-SUMMARY    groups ``[call, done, failed, tokens, mean so far, partial]``; partial at the end
+SUMMARY    groups ``[call, done, failed, tokens, mean so far, partial]`` (partial at the
+           end), when it was sent
 FETCHED    ``[[asker's number, outcome, packed value or error], ...]``
 UNKNOWN    calls of a RECAP that never arrived
 REFUSED    groups ``[call, error]``: nothing more will come of it
@@ -28,7 +30,7 @@ PIECE      name of the whole, number of this piece, number of pieces, bytes
 becomes of the answers: kept, summarised, recorded. The rows of CALLS and ANSWERS are packed
 each by itself, so that both sides know their sizes, which are what flow control counts (see
 ``populace._runtime.flow``), and one that can't be read harms no other. ``charge`` is the size of
-those rows that answer single calls.
+those rows that answer single calls. Times are Unix time, for the profile.
 """
 
 from __future__ import annotations
@@ -59,13 +61,13 @@ OK, FAILED, GONE, ASK_CALLER = range(4)
 """Outcomes of a FETCH."""
 
 _LENGTHS = {
-    CALLS: 4,
+    CALLS: 5,
     CANCEL: 4,
     FETCH: 3,
     RECAP: 3,
-    ANSWERS: 4,
+    ANSWERS: 5,
     DONE: 2,
-    SUMMARY: 2,
+    SUMMARY: 3,
     FETCHED: 2,
     UNKNOWN: 2,
     PROBE: 3,

@@ -41,6 +41,8 @@ class AcquireWorkers(BaseModel):
     models: dict[str, ModelSpec] = Field(default_factory=dict)
     results_format: str = "msgpack"
     call_timeout: float | None = None
+    profile: bool = False
+    """Whether to measure where time goes."""
     isolated: bool = False
     """Workers for agents that have a process each, besides those that the run has."""
 
@@ -74,6 +76,7 @@ class Assignment(BaseModel):
     models: dict[str, ModelSpec] = Field(default_factory=dict)
     results_format: str = "msgpack"
     call_timeout: float | None = None
+    profile: bool = False
 
 
 class OpenShard(BaseModel):
@@ -123,6 +126,8 @@ class WorkerStats(BaseModel):
     """CPU seconds, user and system."""
     sent_bytes: int
     received_bytes: int
+    profile: dict[str, float] | None = None
+    """Sums of seconds, where they are measured; see ``populace._runtime.profile``."""
 
 
 class WorkerEnded(BaseModel):

@@ -76,6 +76,8 @@ class ModelResponse:
     """Empty, or what failed: "unreachable", "timeout", "refused", "schema", "internal"."""
     error: str = ""
     details: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    """How long the back end was at work."""
 
     def columns(self) -> list[Any]:
         """The response as it travels."""
@@ -90,6 +92,7 @@ class ModelResponse:
             self.error_kind,
             self.error,
             self.details,
+            self.seconds,
         ]
 
     @classmethod

@@ -100,6 +100,8 @@ class ScenarioSpec(Strict):
     models: dict[str, ModelSpec] = Field(default_factory=lambda: {"default": ModelSpec()})
     params: dict[str, Any] = Field(default_factory=dict)
     """Checked by the scenario's own ``Params``."""
+    profile: bool = False
+    """Whether to measure where the run's time goes; costs a few per cent itself."""
     call_timeout: float | None = Field(default=None, gt=0)
     """Seconds without any sign of progress after which calls have failed."""
 

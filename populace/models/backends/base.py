@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import time
 from typing import Any
 
 from shared.messages.model import ModelRequest, ModelResponse
@@ -31,6 +32,13 @@ class Backend(abc.ABC):
         Raises:
             PopulaceError: it can't be reached; one sentence says why.
         """
+
+    async def timed_answer(self, request: ModelRequest) -> ModelResponse:
+        """``answer``, and how long it took."""
+        began = time.monotonic()
+        response = await self.answer(request)
+        response.seconds = time.monotonic() - began
+        return response
 
     @abc.abstractmethod
     async def answer(self, request: ModelRequest) -> ModelResponse:
