@@ -650,12 +650,14 @@ def chain_of(task: CallTask) -> list[Any]:
 def _column(values: list[Any]) -> list[Any]:
     first = values[0]
     if all(value is first for value in values):
-        return [False, first]
-    return [True, values]
+        return [batch.SHARED, first]
+    return batch.pack_values(values)
 
 
 def _shared_or_column(value: Any, part: slice) -> list[Any]:
-    return [True, list(value.values[part])] if isinstance(value, Column) else [False, value]
+    if isinstance(value, Column):
+        return batch.pack_values(value.values[part])
+    return [batch.SHARED, value]
 
 
 def _has_columns(args: list[Any], kwargs: dict[str, Any]) -> bool:

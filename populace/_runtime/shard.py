@@ -97,7 +97,10 @@ class Group:
         self.caller = account.caller
         self.references = references
         """Whether placeholders may stand among the arguments."""
-        self.number, self.method, self.args, self.kwargs, indexes, options = fields
+        self.number, self.method, args, kwargs, indexes, options = fields
+        intern = shard.worker.intern
+        self.args = [batch.unpack_argument(a, intern) for a in args]
+        self.kwargs = {k: batch.unpack_argument(v, intern) for k, v in kwargs.items()}
         self.indexes: Sequence[int] = batch.numbers(indexes)
         self.options: dict[str, Any] = options
         self.chain: list[Any] = options.get("chain", [])

@@ -51,6 +51,7 @@ _REMEMBERED = 100_000
 _EARLY_FOR = 10.0
 _REPORTED = 100
 _FREEZE_EVERY = 50_000
+_MOST_TEXTS = 100_000
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
@@ -113,6 +114,13 @@ class Worker:
         self._calls = 0
         self._reported: set[tuple[str, str]] = set()
         self._unfrozen = 0
+        self._texts: dict[str, str] = {}
+
+    def intern(self, text: str) -> str:
+        """The one copy of a text that many arguments repeat, such as a persona."""
+        if len(self._texts) >= _MOST_TEXTS:
+            self._texts.clear()
+        return self._texts.setdefault(text, text)
 
     async def start(self) -> None:
         """Begin to listen."""

@@ -26,7 +26,9 @@ TAKEN      caller's inbox, ``[[call or 0, bytes of its answers taken so far], ..
 PIECE      name of the whole, number of this piece, number of pieces, bytes
 =========  =================================================================================
 
-``args`` is ``[[is_column, value], ...]``: a column has a value per index. Options say what
+``args`` is ``[[form, value], ...]``: ``SHARED`` is one value for all, ``COLUMN`` has a value per
+index, ``REPEATED`` is a column of texts of which many are equal: the different ones, and for
+each index the number of its own, as bytes (16 bits each, little-endian). Options say what
 becomes of the answers: kept, summarised, recorded. The rows of CALLS and ANSWERS are packed
 each by itself, so that both sides know their sizes, which are what flow control counts (see
 ``populace._runtime.flow``), and one that can't be read harms no other. ``charge`` is the size of
@@ -35,7 +37,9 @@ those rows that answer single calls. Times are Unix time, for the profile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from array import array
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shared.errors import CodecError
@@ -56,6 +60,9 @@ from shared.errors import CodecError
     TAKEN,
     PIECE,
 ) = range(1, 15)
+
+SHARED, COLUMN, REPEATED = range(3)
+"""Forms of an argument."""
 
 OK, FAILED, GONE, ASK_CALLER = range(4)
 """Outcomes of a FETCH."""
@@ -122,3 +129,43 @@ def numbers(packed: Any) -> Sequence[int]:
         if len(packed) == 1 and isinstance(packed[0], list):
             return packed[0]
     raise CodecError("a column of numbers has the wrong shape")
+
+
+def pack_values(values: Sequence[Any]) -> list[Any]:
+    """An argument that has a value per index; texts that repeat travel once."""
+    listed = list(values)
+    if len(listed) > 1 and set(map(type, listed)) == {str}:
+        places = {text: i for i, text in enumerate(dict.fromkeys(listed))}
+        if len(places) <= min(len(listed) // 2, 1 << 16):
+            codes = array("H", [places[text] for text in listed])
+            if sys.byteorder == "big":
+                codes.byteswap()
+            return [REPEATED, list(places), codes.tobytes()]
+    return [COLUMN, listed]
+
+
+def unpack_argument(packed: Any, intern: Callable[[str], str]) -> tuple[bool, Any]:
+    """Whether an argument has a value per index, and the value or values.
+
+    Args:
+        packed: one of ``args``.
+        intern: gives the one copy of a repeated text that this process keeps.
+
+    Raises:
+        CodecError: it has another shape.
+    """
+    try:
+        form = packed[0]
+        if form == SHARED:
+            return False, packed[1]
+        if form == COLUMN:
+            return True, packed[1]
+        if form == REPEATED:
+            texts = [intern(text) for text in packed[1]]
+            codes = array("H", packed[2])
+            if sys.byteorder == "big":
+                codes.byteswap()
+            return True, [texts[code] for code in codes]
+    except (TypeError, ValueError, IndexError) as error:
+        raise CodecError(f"an argument has the wrong shape: {error}") from None
+    raise CodecError(f"an argument has the unknown form {form!r}")

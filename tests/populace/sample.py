@@ -243,6 +243,9 @@ class Voter(Agent):
             raise Failure("unlucky", f"number {self.number}")
         return self.number
 
+    def identity(self) -> tuple[int, int]:
+        return os.getpid(), id(self.city)
+
     def pid(self) -> int:
         return os.getpid()
 

@@ -218,3 +218,12 @@ async def test_agents_live_in_worker_processes(distributed: populace.World) -> N
     stats = await distributed.worker_stats()
     assert sum(s.agents for s in stats) == 1000
     assert {s.pid for s in stats} == set(pids)
+
+
+async def test_equal_texts_are_sent_and_held_once(world: populace.World) -> None:
+    personas = [f"persona {i % 7}" + "." * 200 for i in range(5000)]
+    before = world._bus.stats.sent_bytes
+    people = await world.population(Voter, each([0] * 5000), each(personas), count=5000)
+    assert world._bus.stats.sent_bytes - before < 60_000
+    assert [row[2] for row in await people.row()] == personas
+    assert 7 <= len(set(await people.identity())) <= 2 * 7
