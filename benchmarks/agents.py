@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from populace import Agent
@@ -77,16 +78,29 @@ class Player(Agent):
         """The ball, back."""
         return ball
 
+    def pid(self) -> int:
+        """The process that it lives in."""
+        return os.getpid()
+
 
 class Worker(Agent):
     """Computes for a while, as agents with a model of their own or a solver do."""
 
     def compute(self, rounds: int) -> int:
         """A number that takes long to find."""
-        value = self.number + 1
-        for i in range(rounds):
-            value = (value * 6364136223846793005 + i) % Node.MODULUS
-        return value
+        return toil(self.number, rounds)
+
+    def pid(self) -> int:
+        """The process that it lives in."""
+        return os.getpid()
+
+
+def toil(number: int, rounds: int) -> int:
+    """What ``Worker.compute`` gives for an agent's number."""
+    value = number + 1
+    for i in range(rounds):
+        value = (value * 6364136223846793005 + i) % Node.MODULUS
+    return value
 
 
 class Person(Agent):

@@ -3,12 +3,15 @@
 python -m benchmarks.calls [--calls N] [--json]
 
 One population call to N agents, N single calls to N agents, and N single calls to one agent,
-over a real broker and two worker processes; every answer is checked. Medians of three.
+over a real broker and two worker processes; every answer is checked. Then agents on one worker
+that call agents on the other and await each answer: one pair, and a hundred at once. Medians of
+three.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import statistics
 import time
@@ -16,7 +19,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.agents import Plain
+from benchmarks.agents import Plain, Player
 from benchmarks.harness import Ground, ground, machine
 from populace.world import open_world
 from shared.ids import new_id
@@ -55,6 +58,31 @@ async def measure(ground: Ground, count: int, way: str) -> dict[str, float]:
     return {**used, "total": sum(used.values()), "wall": wall / count * 1e6}
 
 
+async def ping_pong(ground: Ground, rallies: int, length: int) -> dict[str, float]:
+    """Calls between agents on two workers, a number of rallies side by side.
+
+    Returns the median and 99th percentile of a call's time there and back, and calls a second.
+    """
+    async with open_world(
+        ground.settings, ground.url, run=new_id("bench"), seed=1, workers=WORKERS
+    ) as world:
+        players = await world.population(Player, count=2 * rallies)
+        began = time.perf_counter()
+        taken = await asyncio.gather(
+            *(players[i].rally(f"player/{rallies + i}", length) for i in range(rallies))
+        )
+        wall = time.perf_counter() - began
+        pids = list(await players.pid())
+    if set(pids[:rallies]) & set(pids[rallies:]):
+        raise SystemExit("both players are on one worker")
+    times = sorted(seconds for row in taken for seconds in row)
+    return {
+        "p50_us": times[len(times) // 2] * 1e6,
+        "p99_us": times[len(times) * 99 // 100] * 1e6,
+        "calls_per_s": len(times) / wall,
+    }
+
+
 async def idle_memory(ground: Ground, count: int) -> float:
     """Bytes by which the workers grow for each agent, its object and its slot."""
     async with open_world(
@@ -77,6 +105,9 @@ async def main(count: int, as_json: bool) -> None:
             found[way] = {
                 key: round(statistics.median(run[key] for run in runs), 2) for key in runs[0]
             }
+        for name, rallies, length in (("ping-pong", 1, 2000), ("ping-pong of 100", 100, 200)):
+            games = [await ping_pong(made, rallies, length) for _ in range(REPEATS)]
+            found[name] = {k: round(statistics.median(g[k] for g in games), 1) for k in games[0]}
         found["bytes per idle agent"] = round(await idle_memory(made, count * 5))
     if as_json:
         print(json.dumps(found))
@@ -86,8 +117,8 @@ async def main(count: int, as_json: bool) -> None:
     print(f"{'':<34}{'caller':>8}{'worker':>8}{'broker':>8}{'total':>8}{'wall':>8}")
     names = {
         "population": "one population call",
-        "single": "single calls, an agent each",
-        "one agent": "single calls, all to one agent",
+        "single": "10,000 single calls at once",
+        "one agent": "the same, all to one agent",
     }
     for way, name in names.items():
         row = found[way]
@@ -95,6 +126,12 @@ async def main(count: int, as_json: bool) -> None:
             f"{row[key]:>8.2f}" for key in ("caller", "worker", "broker", "total", "wall")
         )
         print(f"{name:<34}{cells}")
+    for name in ("ping-pong", "ping-pong of 100"):
+        row = found[name]
+        print(
+            f"{name}: p50 {row['p50_us']:,.0f} µs, p99 {row['p99_us']:,.0f} µs, "
+            f"{row['calls_per_s']:,.0f} calls/s"
+        )
     print(f"memory per idle agent: {found['bytes per idle agent']:,} bytes")
 
 
