@@ -112,3 +112,24 @@ class Person(Agent):
     def length(self) -> int:
         """Characters of the persona."""
         return len(self.persona)
+
+
+class Slow(Agent):
+    """Takes its time for each call, and counts them."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.count = 0
+
+    def add(self, number: int) -> int:
+        """One more than the number, after computing for a while."""
+        self.count += 1
+        if self.seconds:
+            end = time.perf_counter() + self.seconds
+            while time.perf_counter() < end:
+                pass
+        return number + 1
+
+    def handled(self) -> int:
+        """How many calls came."""
+        return self.count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import sys
@@ -14,7 +15,9 @@ import nats
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
+from populace.cli import show
 from populace.cli.runs import Outcome, cancel, follow, submit
 from populace.scenario_file import read_scenario
 from shared.bus import NatsBus
@@ -89,6 +92,28 @@ async def test_a_run_from_end_to_end(services: Services) -> None:
         "manifest.json",
         "rounds.json",
     ]
+
+
+async def test_isolated_agents_and_where_the_time_goes(services: Services) -> None:
+    fields = game(agents={"count": 12, "workers": 1, "isolated": True}, profile=True)
+    outcome = await play(services, fields)
+    assert (outcome.state, outcome.reason) == ("finished", "")
+    assert [(r.answers, r.failed) for r in outcome.rows] == [(11, 1), (11, 1)]
+    assert outcome.profile is not None
+    assert "workers (13)" in outcome.profile["processes"]  # one each, and the run's own
+    assert outcome.profile["call"]["calls"] >= 36
+    assert outcome.profile["call"]["storing the record"] > 0
+    written = json.loads((services.runs / outcome.run / "manifest.json").read_text())
+    assert written["profile"] == outcome.profile
+    table = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(show, "out", Console(file=table, width=120))
+        show.show_outcome(outcome)
+    assert "serialisation" in table.getvalue()
+    assert "queue at the worker" in table.getvalue()
+    plain = await play(services, game(agents={"count": 12, "workers": 2}))
+    drawn = [[r["answer"] for r in recorded(services, run)] for run in (outcome.run, plain.run)]
+    assert drawn[0] == drawn[1]
 
 
 async def test_nobody_is_dropped_by_a_division(services: Services) -> None:

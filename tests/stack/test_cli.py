@@ -181,9 +181,11 @@ def test_up_twice_publish_watch_results_down(shell: Shell) -> None:
 
 
 def test_run_does_it_all_and_leaves_nothing(shell: Shell) -> None:
-    code, out, err = shell.run("run", DUMMY, "--agents", "1007", "--workers", "3")
+    code, out, err = shell.run("run", DUMMY, "--agents", "1007", "--workers", "3", "--profile")
     assert code == 0, err
     assert re.search(r"1 +1,007 +0 +1,007", out)
+    assert re.search(r"workers \(3\) .*%", out)
+    assert re.search(r"queue for a model .*%", out)
     assert "Traceback" not in err
     assert not shell.left()
     (folder,) = (shell.folder / "runs").iterdir()
