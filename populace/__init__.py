@@ -6,6 +6,7 @@ What a scenario author imports. Nothing in here needs words of the broker.
 from populace._runtime.driver import sleep
 from populace.agent import Agent
 from populace.answers import AnswerBatch, Answers, Results, Summary, each
+from populace.environment import Environment, EnvironmentProxy, event, readonly
 from populace.errors import (
     AgentError,
     CallCycleError,
@@ -19,6 +20,7 @@ from populace.errors import (
     ScenarioError,
     WorkerLostError,
 )
+from populace.events import Event
 from populace.memory import Memory
 from populace.placeholder import Placeholder, resolve
 from populace.population import Population
@@ -36,6 +38,9 @@ __all__ = [
     "Answers",
     "CallCycleError",
     "CallTimeoutError",
+    "Environment",
+    "EnvironmentProxy",
+    "Event",
     "Failure",
     "InvalidInputError",
     "Memory",
@@ -56,7 +61,9 @@ __all__ = [
     "__version__",
     "connect",
     "each",
+    "event",
     "local",
+    "readonly",
     "resolve",
     "sleep",
 ]

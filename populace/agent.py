@@ -12,9 +12,11 @@ from shared.errors import InvalidInputError
 if TYPE_CHECKING:
     from typing import Self
 
+    from populace._runtime.listening import Listener
     from populace._runtime.shard import Shard
     from populace.directory import Agents
     from populace.models.handle import ModelHandle
+    from populace.proxy import AgentProxy
     from populace.world import World
 
 
@@ -41,6 +43,7 @@ class Agent(metaclass=_AgentType):
     __slots__ = (
         "__dict__",
         "__weakref__",
+        "_deeds",
         "_index",
         "_made_with",
         "_memory",
@@ -123,12 +126,57 @@ class Agent(metaclass=_AgentType):
         """
         return self._home().others
 
+    def environment(self, path: str) -> AgentProxy:
+        """A proxy of the environment at a path, such as ``"world.region1"``.
+
+        Raises:
+            LookupError: there is none.
+        """
+        return self._home().worker.directory.environment(path)
+
+    async def listen(
+        self,
+        environment: Any,
+        event: str = "*",
+        handler: Any = "on_event",
+        *,
+        when: str | None = None,
+        below: bool = False,
+        durable: bool = False,
+    ) -> Listener:
+        """Have one of the agent's own methods called with each event, in the order of its mailbox.
+
+        Args:
+            environment: its proxy, or its path.
+            event: the event's name, or ``"*"`` for all.
+            handler: the method, or its name; it takes an ``Event``.
+            when: a condition on the event's arguments, such as ``"new > 3"``, evaluated where
+                the environment lives.
+            below: whether environments below it count as well.
+            durable: whether events are kept while the agent's process is away.
+
+        Raises:
+            InvalidInputError: no environment, no such method, or a condition that can't be read.
+        """
+        shard = self._home()
+        name = handler if isinstance(handler, str) else handler.__name__
+        return await shard.worker.listen(
+            shard, self._index, environment, event, name, when=when, below=below, durable=durable
+        )
+
     def _next_question(self) -> int:
         """The number of this agent's next question to a model within the round, from 0."""
         now = self.round
         held = getattr(self, "_questions", None)
         number = held[1] + 1 if held is not None and held[0] == now else 0
         self._questions = (now, number)
+        return number
+
+    def _next_deed(self, round_number: int) -> int:
+        """The number of this agent's next call to an environment within the round, from 0."""
+        held = getattr(self, "_deeds", None)
+        number = held[1] + 1 if held is not None and held[0] == round_number else 0
+        self._deeds = (round_number, number)
         return number
 
     # The function itself: one coroutine less for each of a million sleepers.

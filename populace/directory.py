@@ -7,6 +7,7 @@ from typing import Any
 
 from populace._runtime.caller import Caller
 from populace.proxy import AgentProxy
+from shared.subjects import ENVIRONMENT
 
 
 def shard_name(population: str, index: int) -> str:
@@ -26,6 +27,31 @@ class Directory:
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
         self._known: dict[str, tuple[int, int]] = {}
+        self._environments: dict[str, str] = {}
+
+    def learn_environments(self, environments: Mapping[str, str]) -> None:
+        """Take in environments: path to name of the class."""
+        self._environments.update(environments)
+
+    def environment(self, path: str) -> AgentProxy:
+        """A proxy of the environment at a path.
+
+        Raises:
+            LookupError: there is none.
+        """
+        if path not in self._environments:
+            known = ", ".join(sorted(self._environments)) or "none"
+            raise LookupError(f"there is no environment at {path!r} (there are: {known[:500]})")
+        return AgentProxy(self._caller, f"{ENVIRONMENT}{path}", 0, path)
+
+    def children(self, path: str) -> dict[str, AgentProxy]:
+        """The environments directly below a path, by their own names."""
+        start = f"{path}."
+        return {
+            one[len(start) :]: self.environment(one)
+            for one in sorted(self._environments)
+            if one.startswith(start) and "." not in one[len(start) :]
+        }
 
     def learn(self, known: Mapping[str, tuple[int, int]]) -> None:
         """Take in populations by name, each with its number of agents and of shards."""

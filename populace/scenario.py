@@ -12,7 +12,12 @@ from shared.codec import plain
 from shared.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from populace._runtime.listening import Listener
     from populace.agent import Agent
+    from populace.environment import Environment, EnvironmentProxy
+    from populace.events import Event
     from populace.world import World
 
 
@@ -87,6 +92,27 @@ class Scenario:
             name=name,
             isolated=self.isolated if isolated is None else isolated,
             **kwargs,
+        )
+
+    async def environment(
+        self, cls: type[Environment], path: str, *args: Any, **kwargs: Any
+    ) -> EnvironmentProxy:
+        """Make an environment; see ``World.environment``."""
+        return await self.world.environment(cls, path, *args, **kwargs)
+
+    async def listen(
+        self,
+        environment: EnvironmentProxy | str,
+        event: str,
+        handler: Callable[[Event], Any],
+        *,
+        when: str | None = None,
+        below: bool = False,
+        durable: str | None = None,
+    ) -> Listener:
+        """Have one of the scenario's methods called with events; see ``World.listen``."""
+        return await self.world.listen(
+            environment, event, handler, when=when, below=below, durable=durable
         )
 
     def record(self, **values: Any) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator
+import inspect
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from populace._runtime.caller import Caller
+from populace._runtime.listening import Listener, Listening, path_of
 from populace._runtime.open_calls import Column
 from populace._runtime.profile import Meter, TimedCodec, summarise
 from populace._runtime.shard import CREATE
@@ -16,33 +17,30 @@ from populace._runtime.worker import Worker
 from populace.agent import Agent
 from populace.answers import Answers
 from populace.directory import shard_name, shard_sizes
+from populace.environment import Environment, EnvironmentProxy
 from populace.errors import AgentError, PlacementError, error_from_wire
+from populace.events import Event
+from populace.keeping import Keeping
 from populace.models.client import DirectModels
 from populace.population import Population
 from populace.proxy import AgentProxy, register_proxies
 from populace.stack.state import broker_url
-from shared.bus import Bus, MemoryBroker, Message, NatsBus
+from populace.workers.pool import WorkerPool
+from shared.bus import Bus, MemoryBroker, NatsBus
 from shared.code import CodeLoader, LocalLoader, import_path
-from shared.codec import Codec, from_public, pack_plain
-from shared.errors import BusError, InvalidInputError, NoRespondersError, RemoteError
+from shared.codec import Codec, pack_plain
+from shared.errors import BusError, InvalidInputError, RemoteError
 from shared.ids import check_token, new_id
 from shared.logs import get_logger
 from shared.messages.control import (
-    AcquiredWorkers,
     AcquireWorkers,
     Assignment,
-    HostInfo,
-    Lease,
-    LeaseRenewed,
     OpenShard,
     PlacedShard,
     Placement,
     Populations,
-    Released,
-    ReleaseWorkers,
     ShardOpened,
     ShardsLost,
-    WorkerEnded,
     WorkerStats,
 )
 from shared.messages.model import pool_name
@@ -56,185 +54,7 @@ _log = get_logger(__name__)
 SINGLE = "single"
 """Name of the population that agents made one by one belong to."""
 
-HOST_TTL = 4.0
-"""Seconds after which a host that says nothing is no longer listed."""
-_LEASE_EVERY = 0.5
-_LEASE_MISSES = 3
-_ACQUIRE_TIMEOUT = 60.0
-_ACQUIRE_EACH = 0.5
 _PATIENCE = 10.0
-
-
-class _Workers:
-    """The worker processes of one run on all hosts; keeps them alive by its lease."""
-
-    def __init__(self, bus: Bus, settings: Settings, run: str) -> None:
-        self._bus = bus
-        self._settings = settings
-        self._subjects = settings.subjects
-        self._run = run
-        self.hosts: dict[str, list[str]] = {}
-        """Host to the workers that it gave."""
-        self._lease: asyncio.Task[None] | None = None
-        self._on_lost: Any = None
-
-    async def acquire(
-        self,
-        count: int | None,
-        at_most: int | None,
-        request: AcquireWorkers,
-        on_lost: Any,
-    ) -> list[tuple[str, str]]:
-        """Get workers; returns (worker, host) of each.
-
-        Raises:
-            PlacementError: there is no host, or not enough room.
-        """
-        self._on_lost = on_lost
-        await self._bus.subscribe(self._subjects.run_workers(self._run), self._ended)
-        # From the first host's answer on, its lease counts, however slow the others are.
-        self._lease = asyncio.ensure_future(self._keep_lease())
-        try:
-            return await self._acquire(count, at_most, request)
-        except PlacementError:
-            await self._release(list(self.hosts))
-            raise
-
-    async def more(self, count: int, request: AcquireWorkers) -> list[tuple[str, str]]:
-        """Get a worker each for so many isolated agents; returns (worker, host) of each.
-
-        Raises:
-            PlacementError: there is not enough room.
-        """
-        return await self._acquire(count, None, request.model_copy(update={"isolated": True}))
-
-    async def _acquire(
-        self, count: int | None, at_most: int | None, request: AcquireWorkers
-    ) -> list[tuple[str, str]]:
-        shares = _divide(await self._find_hosts(), count, at_most)
-        outcomes = await asyncio.gather(
-            *(self._acquire_from(host, share, request) for host, share in shares.items()),
-            return_exceptions=True,
-        )
-        for outcome in outcomes:
-            if isinstance(outcome, (RemoteError, BusError)):
-                raise PlacementError(f"no workers for the run: {outcome}") from outcome
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return [pair for outcome in outcomes if isinstance(outcome, list) for pair in outcome]
-
-    async def _acquire_from(
-        self, host: str, share: int, request: AcquireWorkers
-    ) -> list[tuple[str, str]]:
-        reply = await ask(
-            self._bus,
-            self._subjects.host(host, "acquire"),
-            request.model_copy(update={"count": share}),
-            AcquiredWorkers,
-            timeout=_ACQUIRE_TIMEOUT + share * _ACQUIRE_EACH,
-            patience=5.0,
-        )
-        self.hosts.setdefault(host, []).extend(reply.workers)
-        return [(worker, host) for worker in reply.workers]
-
-    async def _find_hosts(self) -> list[HostInfo]:
-        bucket = await self._bus.bucket(self._subjects.bucket_hosts, ttl=HOST_TTL)
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            entries = await bucket.entries()
-            if entries:
-                hosts = [HostInfo.model_validate(from_public(e.value)) for e in entries]
-                return sorted(hosts, key=lambda h: h.host)
-            if time.monotonic() > deadline:
-                raise PlacementError(
-                    "no agent host is up; start one with 'populace up' (or python -m agent_host)"
-                )
-            await asyncio.sleep(0.1)
-
-    def _ended(self, message: Message) -> None:
-        ended = WorkerEnded.model_validate(from_public(message.data))
-        self._lose(ended.host, [ended.worker], ended.reason)
-
-    def _lose(self, host: str, workers: list[str], reason: str) -> None:
-        held = self.hosts.get(host, [])
-        lost = [w for w in workers if w in held]
-        self.hosts[host] = [w for w in held if w not in lost]
-        for worker in lost:
-            _log.error("a worker is lost", worker=worker, host=host, reason=reason)
-            self._on_lost(worker, f"the worker {worker} on {host} is gone: {reason}")
-
-    async def _keep_lease(self) -> None:
-        misses: dict[str, int] = {}
-        while True:
-            await asyncio.sleep(_LEASE_EVERY)
-            await asyncio.gather(*(self._renew(host, misses) for host in list(self.hosts)))
-
-    async def _renew(self, host: str, misses: dict[str, int]) -> None:
-        if not self.hosts[host]:
-            return
-        try:
-            reply = await ask(
-                self._bus,
-                self._subjects.host(host, "lease"),
-                Lease(run=self._run, owner=self._bus.process),
-                LeaseRenewed,
-                timeout=1.0,
-            )
-        except RemoteError as error:
-            self._lose(host, self.hosts[host], str(error))
-        except BusError as error:
-            if not self._bus.connected:
-                return  # our own connection is down: the host is not to blame
-            misses[host] = misses.get(host, 0) + (2 if isinstance(error, NoRespondersError) else 1)
-            if misses[host] >= _LEASE_MISSES:
-                self._lose(host, self.hosts[host], "its host does not answer")
-        else:
-            misses[host] = 0
-            alive = set(reply.workers)
-            gone = [w for w in self.hosts[host] if w not in alive]
-            self._lose(host, gone, "its process ended")
-
-    async def _release(self, hosts: list[str]) -> None:
-        for host in hosts:
-            with contextlib.suppress(BusError, RemoteError):
-                await ask(
-                    self._bus,
-                    self._subjects.host(host, "release"),
-                    ReleaseWorkers(run=self._run),
-                    Released,
-                    timeout=10,
-                )
-
-    async def release(self) -> None:
-        """Give all workers back."""
-        if self._lease is not None:
-            self._lease.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._lease
-        hosts, self.hosts = list(self.hosts), {}
-        await self._release(hosts)
-
-
-def _divide(hosts: list[HostInfo], count: int | None, at_most: int | None) -> dict[str, int]:
-    """How many workers each host gives."""
-    offers = {h.host: (h.per_run if count is None else h.free) for h in hosts}
-    offers = {h.host: min(offers[h.host], h.free) for h in hosts if min(offers[h.host], h.free) > 0}
-    room = sum(offers.values())
-    wanted = room if count is None else count
-    if at_most is not None:
-        wanted = min(wanted, at_most)
-    if not offers or wanted > room:
-        names = ", ".join(f"{h.host}: {h.free}" for h in hosts)
-        raise PlacementError(
-            f"{max(wanted, 1)} workers were asked for, but the hosts have room for {room} ({names})"
-        )
-    shares = dict.fromkeys(offers, 0)
-    while wanted > 0:  # one each in turn, so that a run spreads over the hosts
-        for host in shares:
-            if wanted > 0 and shares[host] < offers[host]:
-                shares[host] += 1
-                wanted -= 1
-    return {host: share for host, share in shares.items() if share}
 
 
 class World:
@@ -265,7 +85,9 @@ class World:
         self._workers: list[tuple[str, str]] = []
         self._isolated: list[tuple[str, str]] = []
         """Workers that hold one agent each."""
-        self._pool: _Workers | None = None
+        self._pool: WorkerPool | None = None
+        self._keeping: Keeping
+        self._listening = Listening(bus, self._subjects, run)
         self._request: AcquireWorkers
         self._local: list[Worker] = []
         self._shards_of: dict[str, list[str]] = {}
@@ -301,7 +123,14 @@ class World:
             pools = await self._bus.bucket(self._subjects.bucket_pools)
             for spec in models.values():
                 await pools.put(pool_name(spec), spec.model_dump_json().encode())
-        self._pool = _Workers(self._bus, self._settings, self.run)
+        self._pool = WorkerPool(
+            self._bus,
+            self._settings,
+            self.run,
+            self._subjects.bucket_hosts,
+            "no agent host is up; start one with 'populace up' (or python -m agent_host)",
+        )
+        self._keeping = Keeping(self)
         self._request = AcquireWorkers(
             run=self.run,
             count=1,
@@ -320,7 +149,8 @@ class World:
     ) -> None:
         await self._caller.start()
         await ensure_streams(self._bus, self._subjects)
-        for _ in range(workers):
+
+        async def start() -> str:
             bus = broker.connect(new_id("w"))
             assignment = Assignment(
                 worker=bus.process,
@@ -340,7 +170,11 @@ class World:
             )
             await worker.start()
             self._local.append(worker)
-            self._workers.append((bus.process, "local"))
+            return bus.process
+
+        self._keeping = Keeping(self, start)
+        for _ in range(workers):
+            self._workers.append((await start(), "local"))
         await asyncio.gather(*(self._open_single_shard(w) for w, _ in self._workers))
 
     async def _open_single_shard(self, worker: str) -> None:
@@ -359,11 +193,13 @@ class World:
 
     def _worker_lost(self, worker: str, reason: str) -> None:
         self.lost.append(reason)
-        shards = self._shards_of.get(worker, [])
-        self._caller.shards_lost(shards, reason)
-        self._lost_shards.extend(shards)
+        self._shards_are_lost(self._shards_of.get(worker, []), reason)
         self._workers = [(name, host) for name, host in self._workers if name != worker]
         self._isolated = [(name, host) for name, host in self._isolated if name != worker]
+
+    def _shards_are_lost(self, shards: list[str], reason: str) -> None:
+        self._caller.shards_lost(shards, reason)
+        self._lost_shards.extend(shards)
         told = ShardsLost(shards=shards, reason=reason)
         with contextlib.suppress(BusError):
             self._bus.send(
@@ -374,6 +210,9 @@ class World:
         self._caller.close("the world is closed")
         for task in self._creations:
             task.cancel()
+        await self._listening.close()
+        if hasattr(self, "_keeping"):
+            await self._keeping.close()
         if self._pool is not None:
             await self._pool.release()
         for worker in reversed(self._local):
@@ -496,9 +335,76 @@ class World:
             )
         return made
 
-    async def _introduce(self) -> None:
+    async def environment(
+        self, cls: type[Environment], path: str, *args: Any, **kwargs: Any
+    ) -> EnvironmentProxy:
+        """Make an environment; agents find it by its path.
+
+        Args:
+            cls: its class.
+            path: where it stands: a name, or names with dots between for one within others,
+                which must be there. Environments are spread over the environment services.
+            args: for its constructor.
+            kwargs: for its constructor.
+
+        Raises:
+            InvalidInputError: the path is taken or can't be one, or the class can't be loaded.
+            AgentError: the constructor raised.
+            PlacementError: no environment service is up.
+        """
+        return await self._keeping.make(cls, path, *args, **kwargs)
+
+    async def listen(
+        self,
+        environment: EnvironmentProxy | AgentProxy | str,
+        event: str,
+        handler: Callable[[Event], Any],
+        *,
+        when: str | None = None,
+        below: bool = False,
+        durable: str | None = None,
+    ) -> Listener:
+        """Have a function called, here, with each event of an environment.
+
+        Args:
+            environment: its proxy or path; ``""`` with ``below`` means all environments.
+            event: the event's name, or ``"*"`` for all.
+            handler: takes an ``Event``; may be a coroutine function. What it raises is logged.
+            when: a condition on the event's arguments, evaluated where the environment lives.
+            below: whether environments below it count as well.
+            durable: a name; events that come while nobody listens under it are kept (for a day)
+                and delivered, in order, to whoever next does.
+
+        Raises:
+            InvalidInputError: no environment, or a condition that can't be read.
+        """
+
+        async def deliver(told: Event) -> None:
+            outcome = handler(told)
+            if inspect.isawaitable(outcome):
+                await outcome
+
+        await self._keeping._get_ready()
+        name = None
+        if durable is not None:
+            check_token(durable, "the durable listener's name")
+            name = f"{self.run}-{durable}"
+        return await self._listening.add(
+            path_of(environment), event, deliver, when=when, below=below, durable=name
+        )
+
+    async def _introduce(
+        self, *, environments: dict[str, str] | None = None, moved: list[str] | None = None
+    ) -> None:
         """Tell every worker of every population, so that agents can call one another."""
-        told = Populations(known=self._known, lost=self._lost_shards)
+        told = Populations(
+            known=self._known,
+            environments=self._keeping.known if environments is None else environments,
+            rules=self._keeping.rules,
+            lost=self._lost_shards,
+            moved=moved or [],
+        )
+        everyone = [worker for worker, _ in [*self._workers, *self._isolated]]
         outcomes = await asyncio.gather(
             *(
                 ask(
@@ -509,7 +415,7 @@ class World:
                     timeout=30,
                     patience=_PATIENCE,
                 )
-                for worker, _ in [*self._workers, *self._isolated]
+                for worker in [*everyone, *self._keeping.workers]
             ),
             return_exceptions=True,
         )

@@ -49,13 +49,35 @@ def models_stream(subjects: Subjects) -> StreamSpec:
     )
 
 
+def events_stream(subjects: Subjects) -> StreamSpec:
+    """Keeps environments' events; the oldest go first beyond 1 GB or a day."""
+    return StreamSpec(
+        subjects.stream_events,
+        (subjects.env_event("*", "*", ">"),),
+        max_bytes=1 << 30,
+        max_age=86400.0,
+        description="Events of environments",
+    )
+
+
+def journal_stream(subjects: Subjects) -> StreamSpec:
+    """Keeps what was done to environments; owners remove it when their run is over."""
+    return StreamSpec(
+        subjects.stream_journal,
+        (subjects.env_journal("*", ">"),),
+        max_bytes=2 << 30,
+        max_age=7 * 86400.0,
+        description="Journals of environments",
+    )
+
+
 async def ensure_streams(bus: Bus, subjects: Subjects) -> None:
     """Make all streams that aren't there; any process may be the first to come.
 
     Raises:
         BusError: the broker has no JetStream, or refuses.
     """
-    for make in (scenarios_stream, runs_stream, models_stream):
+    for make in (scenarios_stream, runs_stream, models_stream, events_stream, journal_stream):
         await bus.ensure_stream(make(subjects))
 
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from shared.ids import check_token
 
+ENVIRONMENT = "@"
+"""First character of the name of a shard that is an environment; its path follows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
@@ -45,7 +48,9 @@ class Subjects:
         return f"{self.prefix}.run.{run}.results.{round_number}"
 
     def run_call(self, run: str, shard: str) -> str:
-        """Batches of calls to the agents of one shard."""
+        """Batches of calls to the agents of one shard, or to one environment (``@path``)."""
+        if shard[0] == ENVIRONMENT:
+            return f"{self.prefix}.env.{run}.call.{shard[1:]}"
         return f"{self.prefix}.run.{run}.call.{shard}"
 
     def run_workers(self, run: str) -> str:
@@ -55,6 +60,23 @@ class Subjects:
     def run_lost(self, run: str) -> str:
         """From the owner to all workers of a run: shards whose worker is gone."""
         return f"{self.prefix}.run.{run}.lost"
+
+    def run_owner(self, run: str, verb: str) -> str:
+        """Request to the process that owns a run's world: environment, listen, unlisten."""
+        return f"{self.prefix}.run.{run}.owner.{verb}"
+
+    # Environments
+    def env_event(self, run: str, name: str, path: str) -> str:
+        """What happened in an environment. ``*`` and ``>`` as usual. Captured by a stream."""
+        return f"{self.prefix}.env.{run}.event.{name}.{path}"
+
+    def env_matched(self, run: str, rule: str) -> str:
+        """Events for one listener whose condition the environment itself evaluates."""
+        return f"{self.prefix}.env.{run}.matched.{rule}"
+
+    def env_journal(self, run: str, path: str) -> str:
+        """What was done to an environment, in order. Captured by a stream."""
+        return f"{self.prefix}.env.{run}.journal.{path}"
 
     # Processes
     def inbox(self, process: str, box: str) -> str:
@@ -109,9 +131,24 @@ class Subjects:
         return f"{self.prefix}-models"
 
     @property
+    def stream_events(self) -> str:
+        """Keeps environments' events, within limits, for durable listeners."""
+        return f"{self.prefix}-events"
+
+    @property
+    def stream_journal(self) -> str:
+        """Keeps what was done to environments until their run is over."""
+        return f"{self.prefix}-journal"
+
+    @property
     def bucket_hosts(self) -> str:
         """Host name to its capacity and load; entries expire when a host falls silent."""
         return f"{self.prefix}-hosts"
+
+    @property
+    def bucket_keepers(self) -> str:
+        """Environment services, by name; entries expire when one falls silent."""
+        return f"{self.prefix}-keepers"
 
     @property
     def bucket_runs(self) -> str:

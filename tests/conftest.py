@@ -168,6 +168,7 @@ def services(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             "director": "services.director",
             "recorder": "services.recorder",
             "models": "services.models",
+            "env_service": "env_service",
             "agent_host": "agent_host",
         }.items()
     }

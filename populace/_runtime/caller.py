@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from populace._runtime import pieces
-from populace._runtime.driver import CallTask, current_call
+from populace._runtime.driver import CallTask, PlainCall, calling
 from populace._runtime.flow import ANSWER_WINDOW, Lane, call_cost
 from populace._runtime.open_calls import Column, OpenCall, OpenPart, OpenSingles, Queued
 from populace._runtime.profile import Profile
@@ -24,7 +24,7 @@ from shared.codec import Codec
 from shared.errors import BusError, CodecError, PayloadTooLargeError, PopulaceError
 from shared.logs import get_logger
 from shared.messages import batch
-from shared.subjects import Subjects
+from shared.subjects import ENVIRONMENT, Subjects
 
 if TYPE_CHECKING:
     from populace.answers import Answers
@@ -77,6 +77,8 @@ class Caller:
         """What goes out before the queue, in order: queues, and senders of population calls."""
         self._scheduled = False
         self._calls = 0
+        self._deeds = (0, -1)
+        """Round, and number of the last call to an environment that no agent made in it."""
         self._lanes: dict[str, Lane] = {}
         self._open: dict[int, OpenCall] = {}
         self._deadlines: list[tuple[float, int]] = []
@@ -130,14 +132,27 @@ class Caller:
         for value in (*args, *kwargs.values()):
             for used in find_placeholders(value):
                 used.used = True
-        by = current_call()
+        by = calling()
         if by is not None:
             by.note_call(placeholder)
+        key = self._key(by) if shard[0] == ENVIRONMENT else None
         self._queue.setdefault(shard, []).append(
-            Queued(placeholder, index, method, args, kwargs, class_path, by)
+            Queued(placeholder, index, method, args, kwargs, class_path, by, self.round, key)
         )
         self._schedule()
         return placeholder
+
+    def _key(self, by: CallTask | PlainCall | None) -> list[Any]:
+        """What makes a call to an environment the same when it is made again.
+
+        It is made again when its caller takes up a round anew: (caller, round, number within it).
+        """
+        if by is not None:
+            agent = by.group.shard.agents[by.index]
+            return [agent.id, by.group.round, agent._next_deed(by.group.round)]
+        number = self._deeds[1] + 1 if self._deeds[0] == self.round else 0
+        self._deeds = (self.round, number)
+        return ["", self.round, number]
 
     def _schedule(self) -> None:
         if not self._scheduled:
@@ -256,9 +271,14 @@ class Caller:
             options["class"], options["folder"] = first.class_path
         if first.by is not None:
             # A caller that goes on without the answer is no link: nothing waits for this call.
-            options["chain"] = chain_of(first.by) if first.placeholder.wanted else []
+            if first.placeholder.wanted:
+                options["chains"] = [chain_of(e.by) for e in entries if e.by is not None]
             options["agent"] = True
-        options["round"] = self.round if first.by is None else first.by.group.round
+            if first.storm:
+                options["storm"] = first.storm
+        if first.key is not None:
+            options["keys"] = [e.key for e in entries]
+        options["round"] = first.round
         return [
             first.placeholder.call,
             first.method,
@@ -296,10 +316,10 @@ class Caller:
 
         ``args`` and ``kwargs`` may hold ``Column``s, whose values are for these indexes.
         """
-        by = current_call()
+        by = calling()
         options = {**options, "flow": True, "round": self.round if by is None else by.group.round}
         if by is not None:
-            options["chain"] = chain_of(by)
+            options["chains"] = [chain_of(by)]
             options["agent"] = True
 
         def make(part: slice) -> list[OpenCall]:
@@ -513,6 +533,20 @@ class Caller:
             self._give_up(self._lanes.pop(shard))
         self.references.shards_lost(lost, reason)
 
+    def shards_moved(self, shards: Sequence[str]) -> None:
+        """Ask the new holders of these shards after all calls that were not answered."""
+        moved = set(shards)
+        if not moved:
+            return
+        numbers = [c.number for c in self._open.values() if c.shard in moved and c.sent]
+        for shard in moved & self._lanes.keys():
+            lane = self._lanes[shard]
+            lane.sent = lane.credited = 0  # the new holder counts from nothing
+            lane.taken = lane.told = 0
+        self._send_again(numbers)
+        for shard in moved & self._lanes.keys():
+            self._pump(self._lanes[shard])
+
     # Answers
     def _receive(self, message: Message) -> None:
         self._handle(message.data)
@@ -637,14 +671,14 @@ class Caller:
                 self._send_calls(call.shard, [call])
 
 
-def chain_of(task: CallTask) -> list[Any]:
+def chain_of(task: CallTask | PlainCall) -> list[Any]:
     """The calls that wait for what the one under way does, outermost first.
 
     Each is ``[shard, index, name, caller's inbox, call, position]``.
     """
     group = task.group
     key = [group.caller, group.number, task.position]
-    return [*group.chain, [group.shard.id, task.index, task.get_name(), *key]]
+    return [*group.chain(task.position), [group.shard.id, task.index, task.get_name(), *key]]
 
 
 def _column(values: list[Any]) -> list[Any]:

@@ -40,6 +40,44 @@ def current_call() -> CallTask | None:
     return _stepping or _parent_call.get()
 
 
+class _Here:
+    """The plain call that runs right now, if one does; set by the shard."""
+
+    __slots__ = ("group", "position")
+
+    def __init__(self) -> None:
+        self.group: Group | None = None
+        self.position = 0
+
+
+here = _Here()
+
+
+class PlainCall:
+    """Stands for a call of a plain method, for what it calls itself."""
+
+    __slots__ = ("group", "index", "position")
+
+    def __init__(self, group: Group, position: int) -> None:
+        self.group = group
+        self.position = position
+        self.index = group.indexes[position]
+
+    def note_call(self, placeholder: Any) -> None:
+        """A plain method waits for nothing, so nothing has to be followed."""
+
+    def get_name(self) -> str:
+        """A name for logs."""
+        return f"{self.group.shard.agent_name(self.index)}.{self.group.method}"
+
+
+def calling() -> CallTask | PlainCall | None:
+    """The call, of whatever kind of method, that the running code belongs to."""
+    if _stepping is None and here.group is not None:
+        return PlainCall(here.group, here.position)
+    return current_call()
+
+
 def mark_child_tasks(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
     """Have tasks know which call started them; returns what undoes it.
 

@@ -10,7 +10,7 @@ from populace.errors import WireError, error_from_wire
 from populace.placeholder import Placeholder, failure_in
 
 if TYPE_CHECKING:
-    from populace._runtime.driver import CallTask
+    from populace._runtime.driver import CallTask, PlainCall
     from populace.answers import Answers
 
 
@@ -26,7 +26,18 @@ class Column:
 class Queued:
     """A call to one agent that waits for the end of the tick."""
 
-    __slots__ = ("args", "by", "class_path", "index", "kwargs", "method", "placeholder")
+    __slots__ = (
+        "args",
+        "by",
+        "class_path",
+        "index",
+        "key",
+        "kwargs",
+        "method",
+        "placeholder",
+        "round",
+        "storm",
+    )
 
     def __init__(
         self,
@@ -36,7 +47,9 @@ class Queued:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         class_path: tuple[str, str | None] | None,
-        by: CallTask | None,
+        by: CallTask | PlainCall | None,
+        round_number: int,
+        key: list[Any] | None,
     ) -> None:
         self.placeholder = placeholder
         self.index = index
@@ -45,6 +58,11 @@ class Queued:
         self.kwargs = kwargs
         self.class_path = class_path
         self.by = by
+        self.round = round_number if by is None else by.group.round
+        self.key = key
+        """What makes a call to an environment the same call when it is made again."""
+        self.storm: Sequence[str] = () if by is None else by.group.storm
+        """The events that led to this call, each the cause of the next."""
 
     def like(self, other: Queued) -> bool:
         """Whether both fit into one group of calls."""
@@ -53,7 +71,9 @@ class Queued:
             and len(self.args) == len(other.args)
             and self.kwargs.keys() == other.kwargs.keys()
             and self.class_path == other.class_path
-            and self.by is other.by
+            and (self.by is None) == (other.by is None)
+            and self.round == other.round
+            and self.storm == other.storm
             and self.placeholder.wanted == other.placeholder.wanted
             and self.placeholder.deadline == other.placeholder.deadline
         )

@@ -14,7 +14,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from populace._random import round_key, stream_key
-from populace._runtime.driver import CallTask
+from populace._runtime.driver import CallTask, here
 from populace._runtime.flow import Account, Answered
 from populace._runtime.reduce import Partial
 from populace.agent import Agent
@@ -49,7 +49,7 @@ class Group:
         "backends",
         "caller",
         "cancelled",
-        "chain",
+        "chains",
         "cost_beside",
         "cursor",
         "done",
@@ -59,10 +59,12 @@ class Group:
         "held",
         "indexes",
         "keep",
+        "keys",
         "kwargs",
         "left",
         "method",
         "number",
+        "on_done",
         "options",
         "partial",
         "positions",
@@ -74,6 +76,7 @@ class Group:
         "sequence",
         "shard",
         "storing",
+        "storm",
         "streams",
         "tokens",
         "tokens_new",
@@ -103,7 +106,11 @@ class Group:
         self.kwargs = {k: batch.unpack_argument(v, intern) for k, v in kwargs.items()}
         self.indexes: Sequence[int] = batch.numbers(indexes)
         self.options: dict[str, Any] = options
-        self.chain: list[Any] = options.get("chain", [])
+        self.chains: list[list[Any]] | None = options.get("chains")
+        self.keys: list[Any] | None = options.get("keys")
+        """For calls to environments: what makes each the same call when it is made again."""
+        self.storm: Sequence[str] = options.get("storm", ())
+        """The events that led to these calls, each the cause of the next."""
         self.round: int = options.get("round", 0)
         self.arrived = 0.0
         """When it came (Unix time), if that is measured."""
@@ -137,8 +144,17 @@ class Group:
         self.storing = 0
         """Batches of records on their way to the stream."""
         self.cancelled: set[int] | None = None
+        self.on_done: Callable[[], None] | None = None
+        """For calls that nobody but this process waits for: called when all have ended."""
         self.waiters: dict[int, list[tuple[str, int]]] | None = None
         """Who asked for the answer at a position before it was there."""
+
+    def chain(self, position: int) -> list[Any]:
+        """The calls that wait for the one at a position, outermost first."""
+        chains = self.chains
+        if not chains:
+            return []
+        return chains[0] if len(chains) == 1 else chains[position]
 
     def arguments(self, position: int) -> tuple[list[Any], dict[str, Any]]:
         """The arguments for one agent."""
@@ -297,10 +313,12 @@ class Shard:
         shared = [value for _, value in group.args] if simple else []
         if simple and group.references and contains_placeholder(shared):
             simple = False
+        here.group = group if simple else None
         for position in range(start, stop):
             index = group.indexes[position]
             if cancelled and position in cancelled:
                 continue
+            here.position = position
             if index in busy:
                 self._enqueue(group, position, index)
             elif simple:
@@ -319,6 +337,7 @@ class Shard:
                     self.answer(group, position, result)
             else:
                 self._invoke(group, position, index)
+        here.group = None
 
     def _enter_round(self, number: int) -> None:
         self.round = number
@@ -352,7 +371,7 @@ class Shard:
 
     def _enqueue(self, group: Group, position: int, index: int) -> None:
         """Queue a call to an agent at work, unless that work waits for this very call."""
-        if group.chain and self._waits_for(index, group.chain):
+        if group.chains and self._waits_for(index, group.chain(position)):
             self._invoke(group, position, index)
             return
         self._full(index).queue.append((group, position))
@@ -444,8 +463,8 @@ class Shard:
             return
         if group.round != self.round:
             self._enter_round(group.round)
-        if len(group.chain) >= MAX_CHAIN:
-            self.answer_error(group, position, _cycle_error(group.chain))
+        if group.chains and len(chain := group.chain(position)) >= MAX_CHAIN:
+            self.answer_error(group, position, _cycle_error(chain))
             return
         function = self._method(type(agent), group.method)
         if function is None:
@@ -466,7 +485,12 @@ class Shard:
             else:
                 if self.worker.profile is not None:
                     function = self.worker.profile.timed(function)
-                result = function(agent, *args, **kwargs)
+                outer = here.group, here.position
+                here.group, here.position = group, position
+                try:
+                    result = function(agent, *args, **kwargs)
+                finally:
+                    here.group, here.position = outer
         except BaseException as error:
             self.answer_error(group, position, _described(error))
             return

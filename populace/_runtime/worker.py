@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import os
 import time
 from collections import OrderedDict
@@ -18,31 +19,43 @@ from populace._runtime.cycles import Cycles
 from populace._runtime.driver import mark_child_tasks, set_profile
 from populace._runtime.flow import Account
 from populace._runtime.kept import Kept, Key
+from populace._runtime.listening import Listener, Listening, Rules, path_of
 from populace._runtime.outbox import Outbox
 from populace._runtime.profile import Meter, TimedCodec
 from populace._runtime.records import Recorder, batch_of
 from populace._runtime.reduce import has_part
 from populace._runtime.shard import Group, Shard
+from populace._runtime.stage import Stage
 from populace.agent import Agent
 from populace.directory import Directory
+from populace.environment import Environment
+from populace.events import Event
 from populace.models.client import ModelClient
-from populace.proxy import register_proxies
+from populace.proxy import AgentProxy, register_proxies
 from shared.bus import Bus, Message
-from shared.code import CodeLoader
+from shared.code import CodeLoader, import_path
 from shared.codec import Codec, from_public, plain
-from shared.errors import CodecError, InvalidInputError, PayloadTooLargeError, PopulaceError
+from shared.errors import (
+    CodecError,
+    InvalidInputError,
+    PayloadTooLargeError,
+    PopulaceError,
+    RemoteError,
+)
 from shared.logs import get_logger
 from shared.messages import batch
 from shared.messages.control import (
     Assignment,
+    EnvironmentMade,
+    EnvironmentRequest,
     OpenShard,
     Populations,
     ShardOpened,
     ShardsLost,
     WorkerStats,
 )
-from shared.service import serve
-from shared.subjects import Subjects
+from shared.service import ask, serve
+from shared.subjects import ENVIRONMENT, Subjects
 
 _log = get_logger(__name__)
 
@@ -95,6 +108,13 @@ class Worker:
         self.caller = Caller(bus, self.codec, subjects, self.run, timeout=call_timeout)
         register_proxies(self.codec, self.caller)
         self.directory = Directory(self.caller)
+        self.rules = Rules(bus, subjects, self.run)
+        """Which events go to listeners with a condition."""
+        self.results_format = assignment.results_format
+        self.journalled = 0
+        """Messages written to journals, which numbers them."""
+        self._listening = Listening(bus, subjects, self.run)
+        self._internal = Account("")
         self.cycles = Cycles(self)
         self._unmark: Callable[[], None] | None = None
         self.waiting = 0
@@ -112,6 +132,8 @@ class Worker:
         self._pieces = pieces.Assembler()
         self._storing: set[asyncio.Task[None]] = set()
         self._calls = 0
+        self.listener_failures = 0
+        """Events whose handler raised."""
         self._reported: set[tuple[str, str]] = set()
         self._unfrozen = 0
         self._texts: dict[str, str] = {}
@@ -139,6 +161,7 @@ class Worker:
         self._stopping = True  # what fails from here on fails because of it
         if self._storing:
             await asyncio.wait(self._storing, timeout=10)
+        await self._listening.close()
         self.caller.close("the worker was stopped")
         await self.models.close()
         if self._unmark is not None:
@@ -148,20 +171,36 @@ class Worker:
     async def _open_shard(self, request: OpenShard) -> ShardOpened:
         if request.shard in self._shards:
             raise InvalidInputError(f"the shard {request.shard!r} is open already")
+        if request.shard[0] == ENVIRONMENT:
+            return await self._open_stage(request)
         cls = None
         if request.class_path:
             cls = self.loader.load(request.class_path, Agent, request.folder)
         shard = Shard(self, request.shard, request.population, cls, request.offset, request.size)
         self._shards[request.shard] = shard
-        await self.bus.subscribe(
-            self.subjects.run_call(self.run, request.shard),
-            lambda message: self._receive(shard, message),
-        )
-        await self.bus.flush()
+        await self._listen_for_calls(shard)
         return ShardOpened(shard=request.shard)
+
+    async def _open_stage(self, request: OpenShard) -> ShardOpened:
+        path = request.shard[1:]
+        cls = self.loader.load(request.class_path or "", Environment, request.folder)
+        stage = Stage(self, path, cls, request.epoch)
+        self._shards[request.shard] = stage
+        if request.epoch > 1:
+            await stage.take_over()
+        await self._listen_for_calls(stage)
+        return ShardOpened(shard=request.shard)
+
+    async def _listen_for_calls(self, shard: Shard) -> None:
+        subject = self.subjects.run_call(self.run, shard.id)
+        await self.bus.subscribe(subject, lambda message: self._receive(shard, message))
+        await self.bus.flush()
 
     async def _know(self, request: Populations) -> Populations:
         self.directory.learn(request.known)
+        self.directory.learn_environments(request.environments)
+        self.rules.learn(request.rules)
+        self.caller.shards_moved(request.moved)
         self.caller.shards_lost(list(request.lost), "its worker was lost before")
         return Populations()
 
@@ -303,29 +342,129 @@ class Worker:
         for group in dirty:
             positions, values, errors = group.positions, group.values, group.errors
             group.positions, group.values, group.errors = [], [], []
-            if positions:
-                if group.partial is not None or group.record is not None:
-                    _sort_out_unusable(group, values, errors)
-                row: list[Any] | None = None
-                if group.partial is None and not group.keep:
-                    row = self._answer_columns(group, positions, values, errors)
-                if group.record is not None:
-                    self._record(group, positions, values, errors, row)
-                if group.waiters:
-                    self._serve_waiters(group, positions, values, errors)
-                if group.partial is not None:
-                    self._summarise(group, positions, values, errors)
-                elif group.keep:
-                    self._answer_or_keep(group, positions, values, errors)
-                elif group.record is None and row is not None:
-                    self._outbox.answer(group, row)
+            if positions and group.caller:
+                if isinstance(group.shard, Stage):
+                    self._deliver_later(group.shard, group, positions, values, errors)
+                else:
+                    self._deliver(group, positions, values, errors)
             if group.partial is not None:
                 self._report(group, summaries)
             if group.left <= 0 and not group.storing and not group.held:
+                if group.on_done is not None:
+                    group.on_done()
                 self._finish(group)
         for caller, rows in summaries.items():
             self._send_summaries(caller, rows)
         self._outbox.flush()
+
+    def _deliver(
+        self, group: Group, positions: list[int], values: list[Any], errors: list[Any]
+    ) -> None:
+        """Send, keep, record or summarise answers."""
+        if group.partial is not None or group.record is not None:
+            _sort_out_unusable(group, values, errors)
+        row: list[Any] | None = None
+        if group.partial is None and not group.keep:
+            row = self._answer_columns(group, positions, values, errors)
+        if group.record is not None:
+            self._record(group, positions, values, errors, row)
+        if group.waiters:
+            self._serve_waiters(group, positions, values, errors)
+        if group.partial is not None:
+            self._summarise(group, positions, values, errors)
+        elif group.keep:
+            self._answer_or_keep(group, positions, values, errors)
+        elif group.record is None and row is not None:
+            self._outbox.answer(group, row)
+
+    def _deliver_later(
+        self, stage: Stage, group: Group, positions: list[int], values: list[Any], errors: list[Any]
+    ) -> None:
+        """The same, once the environment's journal has what was done."""
+        group.storing += 1
+
+        def journalled() -> None:
+            group.storing -= 1
+            self._deliver(group, positions, values, errors)
+            self.dirty(group)
+
+        stage.commit(journalled)
+
+    def abandon(self, stage: Stage, reason: str) -> None:
+        """An environment can't go on: its process ends, so that another takes it over."""
+        _log.critical("the environment's process ends", path=stage.path, reason=reason)
+        os._exit(70)
+
+    # Environments and their events
+    async def make_environment(
+        self, cls: type[Environment], path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AgentProxy:
+        """Have the run's owner make an environment; returns a proxy of it.
+
+        Raises:
+            InvalidInputError: the path is taken, or can't be one; the class can't be loaded.
+        """
+        class_path = self.loader.path_of(cls)
+        folder = None if self.loader.is_installed(class_path) else import_path(cls)[1]
+        request = EnvironmentRequest(
+            path=path,
+            class_path=class_path,
+            folder=None if folder is None else str(folder),
+            arguments=self.codec.pack([list(args), kwargs]).hex(),
+        )
+        subject = self.subjects.run_owner(self.run, "environment")
+        try:
+            await ask(self.bus, subject, request, EnvironmentMade, timeout=60, patience=5.0)
+        except RemoteError as error:
+            raise InvalidInputError(str(error)) from None
+        self.directory.learn_environments({path: cls.__name__})
+        return self.directory.environment(path)
+
+    async def listen(
+        self,
+        shard: Shard,
+        index: int,
+        environment: Any,
+        event: str,
+        method: str,
+        *,
+        when: str | None,
+        below: bool,
+        durable: bool,
+    ) -> Listener:
+        """Have events delivered into an agent's mailbox."""
+        agent = shard.agents[index]
+        if shard._method(type(agent), method) is None:
+            raise InvalidInputError(
+                f"{type(agent).__name__} has no method {method!r} that could handle events"
+            )
+        path = path_of(environment)
+        name = None
+        if durable:
+            token = f"{self.run}/{shard.agent_name(index)}/{path}/{event}/{method}"
+            name = hashlib.blake2b(token.encode(), digest_size=16).hexdigest()
+
+        async def deliver(told: Event) -> None:
+            await self._call_here(shard, index, method, told)
+
+        return await self._listening.add(path, event, deliver, when=when, below=below, durable=name)
+
+    async def _call_here(self, shard: Shard, index: int, method: str, event: Event) -> None:
+        """Call a method of an agent here with an event; its failure is logged, and counted."""
+        fields = [
+            0,
+            method,
+            [[batch.SHARED, event]],
+            {},
+            [index, index + 1],
+            {"round": event.round, "storm": event.storm},
+        ]
+        group = Group(shard, self._internal, fields, 0)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        group.on_done = lambda: None if done.done() else done.set_result(None)
+        shard.take(group)
+        await done
+        self.listener_failures += group.failed
 
     def _finish(self, group: Group) -> None:
         key = (group.caller, group.number)

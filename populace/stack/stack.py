@@ -37,6 +37,7 @@ SERVICES = {
     "director": "services.director",
     "recorder": "services.recorder",
     "models": "services.models",
+    "env_service": "env_service",
     "agent_host": "agent_host",
 }
 """Service name to the module that runs it; ended in this order, the broker last."""

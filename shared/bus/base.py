@@ -283,5 +283,9 @@ class Bus(abc.ABC):
         """
 
     @abc.abstractmethod
+    async def purge(self, stream: str, subject: str) -> None:
+        """Remove what the stream holds on a subject (wildcards as usual)."""
+
+    @abc.abstractmethod
     async def bucket(self, name: str, *, ttl: float = 0.0, history: int = 1) -> KeyValue:
         """A key-value bucket, made if needed; entries go after ``ttl`` seconds (0: never)."""

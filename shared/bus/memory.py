@@ -540,3 +540,10 @@ class MemoryBus(Bus):
     ) -> KeyValue:
         """See ``Bus.bucket``."""
         return self.broker.buckets.setdefault(name, _MemoryBucket(ttl))
+
+    async def purge(self, stream: str, subject: str) -> None:
+        """See ``Bus.purge``."""
+        held = self._stream(stream)
+        for sequence, stored in list(held.messages.items()):
+            if subject_matches(subject, stored.subject):
+                held.remove(sequence)

@@ -636,3 +636,10 @@ class NatsBus(Bus):
                 f"the bucket {name!r} can't be set up (is JetStream on?): {error}"
             ) from error
         return _NatsBucket(inner)
+
+    async def purge(self, stream: str, subject: str) -> None:
+        """See ``Bus.purge``."""
+        try:
+            await self._js.purge_stream(stream, subject=subject)
+        except (TimeoutError, nats.errors.Error) as error:
+            raise BusError(f"the stream {stream!r} can't be purged: {error}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -92,6 +92,8 @@ class OpenShard(BaseModel):
     """The slice's first agent's number within the population."""
     size: int = 0
     """Number of agents in the slice; 0: grows with each creation."""
+    epoch: int = 0
+    """For an environment: 1, and one more each time that it is taken over."""
 
 
 class ShardOpened(BaseModel):
@@ -100,13 +102,61 @@ class ShardOpened(BaseModel):
     shard: str
 
 
+class Rule(BaseModel):
+    """Which events go out for a listener whose condition the environment evaluates."""
+
+    rule: str
+    path: str = ""
+    event: str = "*"
+    when: str | None = None
+    below: bool = False
+    format: Literal["msgpack", "json"] = "msgpack"
+    subject: str = ""
+    """Where they come."""
+
+
 class Populations(BaseModel):
     """To a worker: which populations there are, so that its agents can call theirs."""
 
     known: dict[str, tuple[int, int]] = Field(default_factory=dict)
     """By name: number of agents, number of shards."""
+    environments: dict[str, str] = Field(default_factory=dict)
+    """Path to the name of the class."""
+    rules: list[Rule] = Field(default_factory=list)
+    """What listeners want of the environments."""
     lost: list[str] = Field(default_factory=list)
     """Shards whose worker is gone."""
+    moved: list[str] = Field(default_factory=list)
+    """Shards that another worker holds now; calls that they have not answered are made again."""
+
+
+class ListenRequest(BaseModel):
+    """To a run's owner: have events sent to a subject of their own; answered with a Rule."""
+
+    path: str = ""
+    """Of the environment."""
+    event: str = "*"
+    when: str | None = None
+    """A condition on the event, such as ``new > 3``."""
+    below: bool = False
+    """Whether environments below the path count as well."""
+    format: Literal["msgpack", "json"] = "msgpack"
+
+
+class EnvironmentRequest(BaseModel):
+    """To a run's owner: make an environment."""
+
+    path: str
+    class_path: str
+    folder: str | None = None
+    arguments: str
+    """The constructor's, packed, in hexadecimal: ``[args, kwargs]``."""
+
+
+class EnvironmentMade(BaseModel):
+    """The owner's consent."""
+
+    path: str
 
 
 class WorkerStats(BaseModel):

@@ -84,7 +84,7 @@ async def test_the_nursery_can_be_killed(distributed: populace.World) -> None:
     pids = list(await voters.pid())
     nursery = psutil.Process(pids[0]).parent()
     assert nursery is not None
-    assert "agent_host.nursery" in nursery.cmdline()
+    assert "populace.workers.nursery" in nursery.cmdline()
     nursery.kill()
     await wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     results = await voters.pid()

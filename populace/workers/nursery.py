@@ -21,7 +21,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_host.lifeline import die_with_parent
+from populace.workers.lifeline import die_with_parent
 from shared.errors import PopulaceError
 from shared.logs import configure_logs, get_logger
 from shared.messages.control import Assignment
@@ -103,7 +103,7 @@ class Nursery:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "agent_host.nursery",
+            "populace.workers.nursery",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=self._environment,
@@ -185,7 +185,7 @@ def _fork(
 
 def _live(assignment: Assignment, out: int, lifeline: int) -> int:
     """A forked worker's life."""
-    from agent_host.worker import serve_assignment
+    from populace.workers.process import serve_assignment
 
     die_with_parent()
     signal.set_wakeup_fd(-1)
@@ -201,7 +201,7 @@ def _live(assignment: Assignment, out: int, lifeline: int) -> int:
 
 def main() -> int:
     """Fork a worker per line on standard input, until it closes."""
-    import agent_host.worker  # noqa: F401 - what the children would import
+    import populace.workers.process  # noqa: F401 - what the children would import
 
     die_with_parent()
     out = os.dup(1)

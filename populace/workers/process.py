@@ -1,4 +1,4 @@
-"""``python -m agent_host.worker``: a worker process, started and owned by its host.
+"""``python -m populace.workers.process``: a worker process, started and owned by its host.
 
 It imports everything, then waits for one line on standard input: the assignment. When that
 pipe closes, its host is gone and it ends. What agents print goes to standard error; standard
@@ -15,10 +15,10 @@ import sys
 import threading
 from collections.abc import Callable
 
-from agent_host.lifeline import die_with_parent
 from populace._runtime.profile import TimedCodec
 from populace._runtime.worker import Worker
 from populace.models.client import QueuedModels
+from populace.workers.lifeline import die_with_parent
 from shared.bus import NatsBus
 from shared.code import CodeLoader
 from shared.codec import use_plain_codec

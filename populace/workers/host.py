@@ -1,0 +1,400 @@
+"""The host's work: a pool of worker processes, given to runs and taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+
+import psutil
+
+from populace.workers.nursery import Forked, Nursery
+from populace.workers.process import READY
+from shared import __version__
+from shared.codec import pack_plain
+from shared.errors import BusError, InvalidInputError, PopulaceError
+from shared.ids import new_id
+from shared.logs import get_logger
+from shared.messages.control import (
+    AcquiredWorkers,
+    AcquireWorkers,
+    Assignment,
+    HostInfo,
+    Lease,
+    LeaseRenewed,
+    Released,
+    ReleaseWorkers,
+    WorkerEnded,
+)
+from shared.service import ServiceContext, serve
+
+_log = get_logger(__name__)
+
+HOST_TTL = 4.0
+"""Seconds after which a host that says nothing is no longer listed."""
+_HEARTBEAT = 1.0
+_LEASE = 15.0
+"""Seconds after which workers end whose run's owner gave no sign of life."""
+_READY_WITHIN = 45.0
+_STOP_WITHIN = 20.0
+_STARTING_PER_CORE = 4
+"""Workers of isolated agents that start at once."""
+_WORKER_MEMORY = 32 << 20
+"""Bytes that a host wants to see free for each worker more."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a host's workers hold."""
+
+    service: str
+    """Name of the service, as the service protocol shows it."""
+    description: str
+    name: str
+    """Of this host, a subject token that no other has."""
+    bucket: str
+    """Where it shows itself."""
+    per_run: int
+    """Workers that a run gets here unless it asks for more."""
+
+
+@dataclass(eq=False)
+class _Process:
+    """A worker process."""
+
+    name: str
+    process: asyncio.subprocess.Process | Forked
+    run: str | None = None
+    watch: asyncio.Task[None] | None = None
+    released: bool = False
+
+
+@dataclass
+class _Run:
+    """A run that has workers here."""
+
+    workers: list[_Process] = field(default_factory=list)
+    coming: int = 0
+    """Workers that it is being given and that don't run yet; counted all the same."""
+    acquiring: int = 0
+    """Requests for workers that are being answered."""
+
+    def add(self, workers: list[_Process]) -> None:
+        """Workers that were coming are here."""
+        self.workers.extend(workers)
+        self.coming -= len(workers)
+
+    heard: float = field(default_factory=time.monotonic)
+
+
+class Host:
+    """Owns worker processes on this machine."""
+
+    def __init__(self, context: ServiceContext, kind: Kind) -> None:
+        self._context = context
+        self._kind = kind
+        self._bus = context.bus
+        self._settings = context.settings
+        self._subjects = context.settings.subjects
+        self.name = kind.name
+        self._per_run = kind.per_run
+        self._spare: list[_Process] = []
+        self._runs: dict[str, _Run] = {}
+        self._since = time.time()
+        self._closing = False
+        self._refilling = asyncio.Lock()
+        self._environment = (
+            {**os.environ, "POPULACE_NATS_URL": self._settings.nats_url}
+            if self._settings.nats_url
+            else None
+        )
+        self._nursery = Nursery(self._environment)
+        self._starting = asyncio.Semaphore(_STARTING_PER_CORE * self._settings.cores)
+
+    @property
+    def _room(self) -> int:
+        """How many more workers this host would run."""
+        by_memory = psutil.virtual_memory().available // _WORKER_MEMORY
+        return max(0, min(self._settings.max_workers - self._busy, by_memory))
+
+    @property
+    def _busy(self) -> int:
+        """Worker processes that runs have, or are about to have."""
+        return sum(len(run.workers) + run.coming for run in self._runs.values())
+
+    def info(self) -> HostInfo:
+        """What the host says of itself."""
+        busy = self._busy
+        return HostInfo(
+            host=self.name,
+            address=socket.gethostname(),
+            cores=self._settings.cores,
+            memory=psutil.virtual_memory().total,
+            load=psutil.cpu_percent() / 100,
+            workers=busy,
+            free=self._room,
+            per_run=self._per_run,
+            since=self._since,
+            version=__version__,
+        )
+
+    # Processes
+    async def _spawn(self) -> _Process:
+        name = new_id("w")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "populace.workers.process",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=self._environment,
+        )
+        made = _Process(name, process)
+        made.watch = asyncio.ensure_future(self._watch(made))
+        return made
+
+    async def _watch(self, worker: _Process) -> None:
+        """Say so when a worker ends that nobody ended."""
+        code = await worker.process.wait()
+        if worker in self._spare:
+            self._spare.remove(worker)
+        run = self._runs.get(worker.run or "")
+        if run is None or worker.released:
+            return
+        run.workers.remove(worker)
+        reason = f"killed by signal {-code}" if code < 0 else f"it exited with code {code}"
+        _log.error("a worker ended", worker=worker.name, run=worker.run, reason=reason)
+        ended = WorkerEnded(run=worker.run or "", worker=worker.name, host=self.name, reason=reason)
+        with contextlib.suppress(BusError):
+            self._bus.send(
+                self._subjects.run_workers(ended.run), pack_plain(ended.model_dump(mode="json"))
+            )
+
+    async def refill(self) -> None:
+        """Have as many spare workers ready as one run usually gets."""
+        async with self._refilling:
+            room = self._settings.max_workers - self._busy
+            while len(self._spare) < min(self._per_run, room) and not self._closing:
+                self._spare.append(await self._spawn())
+
+    async def _assign(self, worker: _Process, assignment: Assignment) -> None:
+        """Give a worker its run, and wait until it listens."""
+        assert isinstance(worker.process, asyncio.subprocess.Process)
+        stdin, stdout = worker.process.stdin, worker.process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        worker.run = assignment.run
+        try:
+            stdin.write(assignment.model_dump_json().encode() + b"\n")
+            await stdin.drain()
+            line = await asyncio.wait_for(stdout.readline(), _READY_WITHIN)
+        except TimeoutError:
+            raise PopulaceError(f"a worker was not ready within {_READY_WITHIN:g} s") from None
+        except OSError as error:
+            raise PopulaceError(f"a worker could not be given its run: {error}") from None
+        said = line.decode(errors="replace").strip()
+        if said != READY:
+            raise PopulaceError(f"a worker could not start: {said or 'see its log'}")
+
+    async def _fork(self, run: _Run, assignment: Assignment) -> _Process:
+        """Fork a worker for one isolated agent, and wait until it listens."""
+        async with self._starting:  # so many at once, however many are asked for
+            forked = await self._nursery.fork(assignment)
+            worker = _Process(assignment.worker, forked, run=assignment.run)
+            run.add([worker])
+            worker.watch = asyncio.ensure_future(self._watch(worker))
+            try:
+                error = await asyncio.wait_for(forked.ready, _READY_WITHIN)
+            except TimeoutError:
+                error = f"it was not ready within {_READY_WITHIN:g} s"
+            if error:
+                raise PopulaceError(f"a worker could not start: {error}")
+            return worker
+
+    async def _end(self, workers: list[_Process]) -> None:
+        """End processes: ask first, then make sure."""
+        for worker in workers:
+            worker.released = True
+            with contextlib.suppress(ProcessLookupError):
+                worker.process.terminate()
+            if isinstance(worker.process, asyncio.subprocess.Process):
+                assert worker.process.stdin is not None
+                worker.process.stdin.close()
+        waits = [asyncio.ensure_future(w.process.wait()) for w in workers]
+        if not waits:
+            return
+        _, late = await asyncio.wait(waits, timeout=_STOP_WITHIN)
+        if late:
+            _log.warning("workers did not stop in time and are killed", count=len(late))
+            for worker in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    worker.process.kill()
+            await asyncio.wait(late, timeout=_STOP_WITHIN)
+
+    # Requests
+    async def acquire(self, request: AcquireWorkers) -> AcquiredWorkers:
+        """Give a run workers."""
+        if self._closing:
+            raise InvalidInputError(f"the host {self.name} is stopping")
+        if request.count > (room := self._room):
+            raise InvalidInputError(
+                f"the host {self.name} has room for {room} more workers, not {request.count}"
+            )
+        run = self._runs.get(request.run)
+        if run is None:
+            run = self._runs[request.run] = _Run()
+        elif not request.isolated and (run.workers or run.coming):
+            raise InvalidInputError(f"the run {request.run!r} has workers on {self.name} already")
+        before = set(run.workers)
+        run.coming += request.count
+        run.acquiring += 1
+        try:
+            made = await (self._more_of_its_own if request.isolated else self._workers)(
+                run, request
+            )
+            self._check_still_there(request.run, run)
+        except PopulaceError:
+            came = [w for w in run.workers if w not in before]
+            run.coming -= request.count - len(came)
+            await self._end_some(request.run, run, came)
+            raise
+        finally:
+            run.acquiring -= 1
+            run.heard = time.monotonic()
+        _log.info("workers given", run=request.run, count=request.count)
+        return AcquiredWorkers(workers=[w.name for w in made])
+
+    async def _workers(self, run: _Run, request: AcquireWorkers) -> list[_Process]:
+        """The workers that a run begins with: spare ones first."""
+        taken = [self._spare.pop() for _ in range(min(len(self._spare), request.count))]
+        run.add(taken)  # at once, so that requests meanwhile count them
+        missing = request.count - len(taken)
+        run.add(list(await asyncio.gather(*(self._spawn() for _ in range(missing)))))
+        self._check_still_there(request.run, run)
+        made = list(run.workers)
+        await asyncio.gather(*(self._assign(w, self._assignment(w.name, request)) for w in made))
+        return made
+
+    async def _more_of_its_own(self, run: _Run, request: AcquireWorkers) -> list[_Process]:
+        """A worker for each of a run's isolated agents."""
+        outcomes = await asyncio.gather(
+            *(
+                self._fork(run, self._assignment(new_id("w"), request))
+                for _ in range(request.count)
+            ),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [o for o in outcomes if isinstance(o, _Process)]
+
+    def _assignment(self, worker: str, request: AcquireWorkers) -> Assignment:
+        fields = request.model_dump(exclude={"count", "isolated"})
+        return Assignment(worker=worker, host=self.name, **fields)
+
+    async def _end_some(self, name: str, run: _Run, workers: list[_Process]) -> None:
+        """End workers that were being given; and the run's place here, if it has no others."""
+        run.workers = [w for w in run.workers if w not in workers]
+        if not run.workers and self._runs.get(name) is run:
+            del self._runs[name]
+        await self._end([w for w in workers if w.process.returncode is None])
+
+    def _check_still_there(self, name: str, run: _Run) -> None:
+        if self._runs.get(name) is not run:
+            raise InvalidInputError(f"the run {name!r} was released while it was given workers")
+
+    async def _drop(self, name: str) -> int:
+        run = self._runs.pop(name, None)
+        if run is None:
+            return 0
+        await self._end(run.workers)
+        return len(run.workers)
+
+    async def release(self, request: ReleaseWorkers) -> Released:
+        """End a run's workers."""
+        count = await self._drop(request.run)
+        _log.info("workers taken back", run=request.run, count=count)
+        await self.refill()
+        return Released(workers=count)
+
+    async def lease(self, request: Lease) -> LeaseRenewed:
+        """Hear that a run's owner is alive."""
+        run = self._runs.get(request.run)
+        if run is None:
+            raise InvalidInputError(f"the host {self.name} has no workers of {request.run!r}")
+        run.heard = time.monotonic()
+        return LeaseRenewed(workers=[w.name for w in run.workers if w.process.returncode is None])
+
+    # The resident's life
+    async def run(self) -> None:
+        """Serve until told to stop."""
+        for verb, model, handler in (
+            ("acquire", AcquireWorkers, self.acquire),
+            ("release", ReleaseWorkers, self.release),
+            ("lease", Lease, self.lease),
+        ):
+            await serve(self._bus, self._subjects.host(self.name, verb), model, handler)  # type: ignore[arg-type]
+        info = self.info()
+        await self._context.announce(
+            self._kind.description,
+            metadata={
+                "host": self.name,
+                "cores": str(info.cores),
+                "memory": str(info.memory),
+                "workers_per_run": str(info.per_run),
+            },
+            stats=lambda: self.info().model_dump(mode="json"),
+        )
+        await self.refill()
+        beat = asyncio.ensure_future(self._beat())
+        _log.info("host is up", host=self.name, cores=info.cores, spare=len(self._spare))
+        try:
+            await self._context.stopping.wait()
+        finally:
+            self._closing = True
+            beat.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await beat
+            await self._withdraw()
+            workers = [*self._spare, *(w for run in self._runs.values() for w in run.workers)]
+            self._runs.clear()
+            await self._end(workers)
+            await self._nursery.stop()
+
+    async def _beat(self) -> None:
+        """Show this host's state once a second, and end what nobody owns any more."""
+        bucket = None
+        while True:
+            try:
+                if bucket is None:
+                    bucket = await self._bus.bucket(self._kind.bucket, ttl=HOST_TTL)
+                await bucket.put(self.name, pack_plain(self.info().model_dump(mode="json")))
+                await self._end_silent()
+            except Exception as error:  # the host must not vanish for a passing trouble
+                _log.warning("the host can't show itself", error=str(error))
+            await asyncio.sleep(_HEARTBEAT)
+
+    async def _end_silent(self) -> None:
+        """End the workers of runs whose owner gives no sign of life."""
+        silent = [
+            name
+            for name, run in self._runs.items()
+            if time.monotonic() - run.heard > _LEASE and not run.acquiring and self._bus.connected
+        ]
+        for name in silent:
+            _log.warning("a run's owner is gone; its workers end", run=name)
+            await self._drop(name)
+        if silent:
+            await self.refill()
+
+    async def _withdraw(self) -> None:
+        if not self._bus.connected:
+            return  # the entry expires by itself
+        with contextlib.suppress(BusError):
+            bucket = await self._bus.bucket(self._kind.bucket, ttl=HOST_TTL)
+            await bucket.delete(self.name)

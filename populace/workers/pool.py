@@ -1,0 +1,241 @@
+"""The worker processes that one run has, on all hosts of a kind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+from populace.errors import PlacementError
+from populace.workers.host import HOST_TTL
+from shared.bus import Bus, Message
+from shared.codec import from_public
+from shared.errors import BusError, NoRespondersError, RemoteError
+from shared.logs import get_logger
+from shared.messages.control import (
+    AcquiredWorkers,
+    AcquireWorkers,
+    HostInfo,
+    Lease,
+    LeaseRenewed,
+    Released,
+    ReleaseWorkers,
+    WorkerEnded,
+)
+from shared.service import ask
+from shared.settings import Settings
+
+_log = get_logger(__name__)
+
+_LEASE_EVERY = 0.5
+_LEASE_MISSES = 3
+_ACQUIRE_TIMEOUT = 60.0
+_ACQUIRE_EACH = 0.5
+_PATIENCE = 10.0
+
+OnLost = Callable[[str, str], None]
+"""Told of a worker that is gone, and why."""
+
+
+class WorkerPool:
+    """The worker processes of one run on all hosts of a kind; keeps them alive by its lease.
+
+    Args:
+        bus: the owner's connection.
+        settings: the installation's.
+        run: whose they are.
+        bucket: where the hosts show themselves.
+        advice: what to do if there is none, as the end of a sentence.
+    """
+
+    def __init__(self, bus: Bus, settings: Settings, run: str, bucket: str, advice: str) -> None:
+        self._bus = bus
+        self._bucket = bucket
+        self._advice = advice
+        self._settings = settings
+        self._subjects = settings.subjects
+        self._run = run
+        self.hosts: dict[str, list[str]] = {}
+        """Host to the workers that it gave."""
+        self._lease: asyncio.Task[None] | None = None
+        self._on_lost: OnLost
+
+    async def acquire(
+        self,
+        count: int | None,
+        at_most: int | None,
+        request: AcquireWorkers,
+        on_lost: OnLost,
+    ) -> list[tuple[str, str]]:
+        """Get workers; returns (worker, host) of each.
+
+        Raises:
+            PlacementError: there is no host, or not enough room.
+        """
+        self._on_lost = on_lost
+        await self._bus.subscribe(self._subjects.run_workers(self._run), self._ended)
+        # From the first host's answer on, its lease counts, however slow the others are.
+        self._lease = asyncio.ensure_future(self._keep_lease())
+        try:
+            return await self._acquire(count, at_most, request)
+        except PlacementError:
+            await self._release(list(self.hosts))
+            raise
+
+    async def more(self, count: int, request: AcquireWorkers) -> list[tuple[str, str]]:
+        """Get a worker each for so many isolated agents; returns (worker, host) of each.
+
+        Raises:
+            PlacementError: there is not enough room.
+        """
+        return await self._acquire(count, None, request.model_copy(update={"isolated": True}))
+
+    async def replace(self, request: AcquireWorkers, within: float = 60.0) -> str:
+        """Get one worker from any host that gives one, in place of those that were lost.
+
+        Raises:
+            PlacementError: no host did.
+        """
+        deadline = time.monotonic() + within
+        reason = self._advice
+        while time.monotonic() < deadline:
+            for info in await self._find_hosts():
+                if self.hosts.get(info.host):
+                    continue
+                try:
+                    found = await self._acquire_from(info.host, 1, request)
+                except (RemoteError, BusError) as error:
+                    reason = str(error)  # it may be the one that has just died
+                else:
+                    return found[0][0]
+            await asyncio.sleep(0.2)
+        raise PlacementError(f"no worker could be had: {reason}")
+
+    async def _acquire(
+        self, count: int | None, at_most: int | None, request: AcquireWorkers
+    ) -> list[tuple[str, str]]:
+        shares = _divide(await self._find_hosts(), count, at_most)
+        outcomes = await asyncio.gather(
+            *(self._acquire_from(host, share, request) for host, share in shares.items()),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, (RemoteError, BusError)):
+                raise PlacementError(f"no workers for the run: {outcome}") from outcome
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [pair for outcome in outcomes if isinstance(outcome, list) for pair in outcome]
+
+    async def _acquire_from(
+        self, host: str, share: int, request: AcquireWorkers
+    ) -> list[tuple[str, str]]:
+        reply = await ask(
+            self._bus,
+            self._subjects.host(host, "acquire"),
+            request.model_copy(update={"count": share}),
+            AcquiredWorkers,
+            timeout=_ACQUIRE_TIMEOUT + share * _ACQUIRE_EACH,
+            patience=5.0,
+        )
+        self.hosts.setdefault(host, []).extend(reply.workers)
+        return [(worker, host) for worker in reply.workers]
+
+    async def _find_hosts(self) -> list[HostInfo]:
+        bucket = await self._bus.bucket(self._bucket, ttl=HOST_TTL)
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            entries = await bucket.entries()
+            if entries:
+                hosts = [HostInfo.model_validate(from_public(e.value)) for e in entries]
+                return sorted(hosts, key=lambda h: h.host)
+            if time.monotonic() > deadline:
+                raise PlacementError(self._advice)
+            await asyncio.sleep(0.1)
+
+    def _ended(self, message: Message) -> None:
+        ended = WorkerEnded.model_validate(from_public(message.data))
+        self._lose(ended.host, [ended.worker], ended.reason)
+
+    def _lose(self, host: str, workers: list[str], reason: str) -> None:
+        if host not in self.hosts:
+            return
+        held = self.hosts[host]
+        lost = [w for w in workers if w in held]
+        self.hosts[host] = [w for w in held if w not in lost]
+        for worker in lost:
+            _log.error("a worker is lost", worker=worker, host=host, reason=reason)
+            self._on_lost(worker, f"the worker {worker} on {host} is gone: {reason}")
+
+    async def _keep_lease(self) -> None:
+        misses: dict[str, int] = {}
+        while True:
+            await asyncio.sleep(_LEASE_EVERY)
+            await asyncio.gather(*(self._renew(host, misses) for host in list(self.hosts)))
+
+    async def _renew(self, host: str, misses: dict[str, int]) -> None:
+        if not self.hosts[host]:
+            return
+        try:
+            reply = await ask(
+                self._bus,
+                self._subjects.host(host, "lease"),
+                Lease(run=self._run, owner=self._bus.process),
+                LeaseRenewed,
+                timeout=1.0,
+            )
+        except RemoteError as error:
+            self._lose(host, self.hosts[host], str(error))
+        except BusError as error:
+            if not self._bus.connected:
+                return  # our own connection is down: the host is not to blame
+            misses[host] = misses.get(host, 0) + (2 if isinstance(error, NoRespondersError) else 1)
+            if misses[host] >= _LEASE_MISSES:
+                self._lose(host, self.hosts[host], "its host does not answer")
+        else:
+            misses[host] = 0
+            alive = set(reply.workers)
+            gone = [w for w in self.hosts[host] if w not in alive]
+            self._lose(host, gone, "its process ended")
+
+    async def _release(self, hosts: list[str]) -> None:
+        for host in hosts:
+            with contextlib.suppress(BusError, RemoteError):
+                await ask(
+                    self._bus,
+                    self._subjects.host(host, "release"),
+                    ReleaseWorkers(run=self._run),
+                    Released,
+                    timeout=10,
+                )
+
+    async def release(self) -> None:
+        """Give all workers back."""
+        if self._lease is not None:
+            self._lease.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._lease
+        hosts, self.hosts = list(self.hosts), {}
+        await self._release(hosts)
+
+
+def _divide(hosts: list[HostInfo], count: int | None, at_most: int | None) -> dict[str, int]:
+    """How many workers each host gives."""
+    offers = {h.host: (h.per_run if count is None else h.free) for h in hosts}
+    offers = {h.host: min(offers[h.host], h.free) for h in hosts if min(offers[h.host], h.free) > 0}
+    room = sum(offers.values())
+    wanted = room if count is None else count
+    if at_most is not None:
+        wanted = min(wanted, at_most)
+    if not offers or wanted > room:
+        names = ", ".join(f"{h.host}: {h.free}" for h in hosts)
+        raise PlacementError(
+            f"{max(wanted, 1)} workers were asked for, but the hosts have room for {room} ({names})"
+        )
+    shares = dict.fromkeys(offers, 0)
+    while wanted > 0:  # one each in turn, so that a run spreads over the hosts
+        for host in shares:
+            if wanted > 0 and shares[host] < offers[host]:
+                shares[host] += 1
+                wanted -= 1
+    return {host: share for host, share in shares.items() if share}

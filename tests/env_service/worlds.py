@@ -1,0 +1,142 @@
+"""Environments for tests, and agents that act in them; workers import them by path."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from populace import Agent, Environment, Event, event, readonly
+
+
+class Table(Environment):
+    winning: float | None = None
+
+    def __init__(self, start: int = 0) -> None:
+        self.count = start
+        self.log: list[Any] = []
+
+    @event
+    def announce(self, winning: float) -> str:
+        self.winning = winning
+        return f"winning is {winning}"
+
+    def note(self, what: Any) -> int:
+        self.log.append(what)
+        return len(self.log)
+
+    def fail(self, what: Any) -> None:
+        self.log.append(what)
+        raise ValueError("no such luck")
+
+    def draw(self) -> float:
+        return self.random.random()
+
+    def seen(self) -> list[Any]:
+        return self.log
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    async def slowly(self, what: Any, seconds: float) -> int:
+        """Waits for time, so it can't be done again."""
+        self.log.append(["begin", what])
+        await self.sleep(seconds)
+        self.log.append(["end", what])
+        return len(self.log)
+
+    @readonly
+    def peek(self) -> int:
+        return self.count
+
+    async def meet(self, who: Any, size: int) -> list[Any]:
+        """All who come wait for one another."""
+        self.log.append(who)
+        await self.until(lambda: len(self.log) >= size)
+        return sorted(self.log)
+
+    def unsendable(self) -> Any:
+        return object()
+
+    @event
+    def trigger(self, number: int) -> int:
+        return number
+
+
+class Room(Environment):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    @event
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def heard(self) -> list[str]:
+        return self.said
+
+    async def open(self, name: str) -> str:
+        made = await self.child(Room, name)
+        return repr(made)
+
+    async def tell_all(self, text: str) -> int:
+        """Down to every room within, side by side."""
+        children = self.children.values()
+        counts = await asyncio.gather(*(child.tell_all(text) for child in children))
+        self.said.append(text)
+        return 1 + sum(counts)
+
+    def where(self) -> tuple[str, str | None]:
+        return self.path, None if self.parent is None else self.parent._label
+
+
+class Actor(Agent):
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str, Any]] = []
+
+    async def add(self, path: str, times: int) -> None:
+        table = self.environment(path)
+        await asyncio.gather(*(table.increment("count") for _ in range(times)))
+
+    async def add_slowly(self, path: str, times: int) -> int:
+        table = self.environment(path)
+        for _ in range(times):
+            await table.increment("count")
+        return times
+
+    async def hear(self, path: str, name: str = "*", **more: Any) -> None:
+        await self.listen(path, name, self.on_event, **more)
+
+    def on_event(self, told: Event) -> None:
+        self.events.append((told.name, told.path, told.arguments))
+
+    def heard(self) -> list[tuple[str, str, Any]]:
+        return self.events
+
+    async def hear_and_raise(self, path: str) -> None:
+        await self.listen(path, "announce", self.on_trouble)
+
+    def on_trouble(self, told: Event) -> None:
+        raise RuntimeError(f"I won't hear of {told['winning']}")
+
+    async def echo_for_ever(self, path: str) -> None:
+        await self.listen(path, "trigger", self.on_trigger)
+
+    async def on_trigger(self, told: Event) -> None:
+        self.events.append((told.name, told.path, told.arguments))
+        await self.environment(told.path).trigger(told["number"] + 1)
+
+    async def hear_once(self, path: str) -> None:
+        self.listener = await self.listen(path, "announce", self.on_first)
+
+    async def on_first(self, told: Event) -> None:
+        self.events.append((told.name, told.path, told.arguments))
+        await self.listener.remove()
+
+    async def say(self, path: str, text: str) -> None:
+        await self.environment(path).say(text)
+
+    async def meet(self, path: str, size: int) -> list[Any]:
+        return await self.environment(path).meet(self.number, size)
+
+    async def note(self, path: str) -> int:
+        return await self.environment(path).note(self.number)
