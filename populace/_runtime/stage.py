@@ -401,13 +401,16 @@ class Stage(Shard):
                 continue
             rows.extend(entries)
         assert found
-        self._do_again(rows)
+        # Not in here: calls may not run inside a Task, and this is one.
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(self._do_again, rows, over)
+        await over
         if self._replayed:
             await self._tell(list(self._replayed))
             self._replayed.clear()
         _log.info("an environment was taken over", path=self.path, calls=len(rows))
 
-    def _do_again(self, rows: list[list[Any]]) -> None:
+    def _do_again(self, rows: list[list[Any]], over: asyncio.Future[None]) -> None:
         kept = {tuple(row[1]) for row in rows if row[0] == STATE}
         self._replaying = True
         try:
@@ -416,6 +419,9 @@ class Stage(Shard):
                     self._take_state(row)
                 elif tuple(row[1]) not in kept:
                     self._do_one_again(row)
+            over.set_result(None)
+        except Exception as error:
+            over.set_exception(error)
         finally:
             self._replaying = False
 

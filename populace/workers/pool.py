@@ -59,6 +59,7 @@ class WorkerPool:
         self.hosts: dict[str, list[str]] = {}
         """Host to the workers that it gave."""
         self._lease: asyncio.Task[None] | None = None
+        self._released = False
         self._on_lost: OnLost
 
     async def acquire(
@@ -115,17 +116,33 @@ class WorkerPool:
     async def _acquire(
         self, count: int | None, at_most: int | None, request: AcquireWorkers
     ) -> list[tuple[str, str]]:
-        shares = _divide(await self._find_hosts(), count, at_most)
-        outcomes = await asyncio.gather(
-            *(self._acquire_from(host, share, request) for host, share in shares.items()),
-            return_exceptions=True,
-        )
-        for outcome in outcomes:
-            if isinstance(outcome, (RemoteError, BusError)):
-                raise PlacementError(f"no workers for the run: {outcome}") from outcome
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return [pair for outcome in outcomes if isinstance(outcome, list) for pair in outcome]
+        """Get workers from all hosts that offer some; hosts that have just died are left out."""
+        dead: set[str] = set()
+        found: list[tuple[str, str]] = []
+        missing = count
+        while True:
+            hosts = [host for host in await self._find_hosts() if host.host not in dead]
+            if not hosts:
+                raise PlacementError(self._advice)
+            shares = _divide(hosts, missing, at_most)
+            outcomes = await asyncio.gather(
+                *(self._acquire_from(host, share, request) for host, share in shares.items()),
+                return_exceptions=True,
+            )
+            gone: set[str] = set()
+            for host, outcome in zip(shares, outcomes, strict=True):
+                if isinstance(outcome, NoRespondersError):
+                    gone.add(host)
+                elif isinstance(outcome, (RemoteError, BusError)):
+                    raise PlacementError(f"no workers for the run: {outcome}") from outcome
+                elif isinstance(outcome, BaseException):
+                    raise outcome
+                else:
+                    found.extend(outcome)
+            if not gone or (count is None and found):
+                return found
+            dead |= gone
+            missing = None if count is None else sum(shares[host] for host in gone)
 
     async def _acquire_from(
         self, host: str, share: int, request: AcquireWorkers
@@ -136,7 +153,7 @@ class WorkerPool:
             request.model_copy(update={"count": share}),
             AcquiredWorkers,
             timeout=_ACQUIRE_TIMEOUT + share * _ACQUIRE_EACH,
-            patience=5.0,
+            patience=1.0,
         )
         self.hosts.setdefault(host, []).extend(reply.workers)
         return [(worker, host) for worker in reply.workers]
@@ -158,7 +175,7 @@ class WorkerPool:
         self._lose(ended.host, [ended.worker], ended.reason)
 
     def _lose(self, host: str, workers: list[str], reason: str) -> None:
-        if host not in self.hosts:
+        if host not in self.hosts or self._released:
             return
         held = self.hosts[host]
         lost = [w for w in workers if w in held]
@@ -211,6 +228,7 @@ class WorkerPool:
 
     async def release(self) -> None:
         """Give all workers back."""
+        self._released = True
         if self._lease is not None:
             self._lease.cancel()
             with contextlib.suppress(asyncio.CancelledError):

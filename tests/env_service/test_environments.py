@@ -97,7 +97,7 @@ async def test_one_at_a_time_but_readers_pass(world: populace.World) -> None:
 async def test_waiting_for_one_another(world: populace.World) -> None:
     await world.environment(Table, "table")
     actors = await world.population(Actor, count=20)
-    assert list(await actors.meet("table", 20)) == [list(range(20))] * 20
+    assert list(await actors.meet("table", 20)) == [20] * 20
 
 
 async def test_environments_within_environments(world: populace.World) -> None:

@@ -49,11 +49,11 @@ class Table(Environment):
     def peek(self) -> int:
         return self.count
 
-    async def meet(self, who: Any, size: int) -> list[Any]:
+    async def meet(self, who: Any, size: int) -> int:
         """All who come wait for one another."""
         self.log.append(who)
         await self.until(lambda: len(self.log) >= size)
-        return sorted(self.log)
+        return len(self.log)
 
     def unsendable(self) -> Any:
         return object()
@@ -135,7 +135,7 @@ class Actor(Agent):
     async def say(self, path: str, text: str) -> None:
         await self.environment(path).say(text)
 
-    async def meet(self, path: str, size: int) -> list[Any]:
+    async def meet(self, path: str, size: int) -> int:
         return await self.environment(path).meet(self.number, size)
 
     async def note(self, path: str) -> int:

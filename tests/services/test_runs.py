@@ -339,7 +339,7 @@ async def test_a_worker_killed_in_a_round(services: Services) -> None:
 def _workers_of(services: Services, run: str) -> list[psutil.Process]:
     """Worker processes that are at work (spare ones have used no connection yet)."""
     host = psutil.Process(services.processes["agent_host"].pid)
-    found = [p for p in host.children() if "agent_host.worker" in p.cmdline()]
+    found = [p for p in host.children() if "populace.workers.process" in p.cmdline()]
     connected = [p for p in found if p.net_connections(kind="tcp")]
     assert connected, run
     return connected

@@ -128,7 +128,7 @@ def test_check(shell: Shell) -> None:
     assert (code, err) == (0, "")
     assert "good; 10,000 agents, 2 rounds" in out
     code, out, _ = shell.run("check", DUMMY, "--agents", "5", "--json")
-    assert json.loads(out)["agents"] == {"count": 5}
+    assert json.loads(out)["agents"] == {"count": 5, "isolated": False}
 
 
 def test_up_twice_publish_watch_results_down(shell: Shell) -> None:
