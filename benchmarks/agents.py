@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 
-from populace import Agent
+from populace import Agent, Environment, Event, event
 
 
 class Plain(Agent):
@@ -132,4 +133,54 @@ class Slow(Agent):
 
     def handled(self) -> int:
         """How many calls came."""
+        return self.count
+
+
+class Counter(Environment):
+    """Counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Incrementer(Agent):
+    """Adds to a counter, call by call."""
+
+    async def add(self, path: str, times: int) -> int:
+        """Add one, ``times`` times, all at once."""
+        counter = self.environment(path)
+        return len(await asyncio.gather(*(counter.increment("count") for _ in range(times))))
+
+    async def add_in_turn(self, path: str, times: int) -> int:
+        """The same, each after the answer to the one before."""
+        counter = self.environment(path)
+        for _ in range(times):
+            await counter.increment("count")
+        return times
+
+
+class Square(Environment):
+    """A place where things are said."""
+
+    @event
+    def say(self, text: str) -> None:
+        """Say something."""
+
+
+class Hearer(Agent):
+    """Counts what it hears."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def hear(self, path: str) -> None:
+        """Listen to a place."""
+        await self.listen(path, "say", self.on_event)
+
+    def on_event(self, told: Event) -> None:
+        """Count."""
+        self.count += 1
+
+    def heard(self) -> int:
+        """How much it heard."""
         return self.count

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from populace.stack.broker import broker_command, wait_for_broker
+from populace.workers.host import HOST_TTL
 from shared.bus import NatsBus
 from shared.settings import Settings
 
@@ -32,6 +33,8 @@ class Ground:
     settings: Settings
     broker: psutil.Process
     host: psutil.Process
+    keeper: psutil.Process | None = None
+    """The environment service, where it was asked for."""
 
     def cpu(self) -> dict[str, float]:
         """CPU seconds so far of caller (this process), workers and broker."""
@@ -61,7 +64,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 @contextlib.contextmanager
-def _processes(workers: int) -> Iterator[Ground]:
+def _processes(workers: int, keeper: bool) -> Iterator[Ground]:
     with tempfile.TemporaryDirectory(prefix="populace-bench-") as folder:
         home = Path(folder)
         settings = Settings(home=home, code_roots=str(ROOT), log_level="error")
@@ -70,42 +73,48 @@ def _processes(workers: int) -> Iterator[Ground]:
             broker = subprocess.Popen(command, stdout=log, stderr=log)
             try:
                 url = wait_for_broker(broker, ports, home / "log")
-                host = subprocess.Popen(
-                    [sys.executable, "-m", "agent_host"],
-                    cwd=ROOT,
-                    stdout=log,
-                    stderr=log,
-                    env={
-                        **os.environ,
-                        "POPULACE_NATS_URL": url,
-                        "POPULACE_CODE_ROOTS": str(ROOT),
-                        "POPULACE_WORKERS": str(workers),
-                        "POPULACE_LOG_LEVEL": "warning",
-                    },
-                )
-                try:
-                    yield Ground(
-                        url, settings, psutil.Process(broker.pid), psutil.Process(host.pid)
+                started = [
+                    subprocess.Popen(
+                        [sys.executable, "-m", module],
+                        cwd=ROOT,
+                        stdout=log,
+                        stderr=log,
+                        env={
+                            **os.environ,
+                            "POPULACE_NATS_URL": url,
+                            "POPULACE_CODE_ROOTS": str(ROOT),
+                            "POPULACE_WORKERS": str(workers),
+                            "POPULACE_LOG_LEVEL": "warning",
+                        },
                     )
+                    for module in ("agent_host", *(("env_service",) if keeper else ()))
+                ]
+                try:
+                    ours = [psutil.Process(process.pid) for process in started]
+                    yield Ground(url, settings, psutil.Process(broker.pid), *ours)
                 finally:
-                    host.terminate()
-                    host.wait(20)
+                    for process in started:
+                        process.terminate()
+                    for process in started:
+                        process.wait(20)
             finally:
                 broker.terminate()
                 broker.wait(10)
 
 
 @contextlib.asynccontextmanager
-async def ground(workers: int) -> AsyncIterator[Ground]:
-    """A broker and a host, up and waiting."""
-    with _processes(workers) as made:
+async def ground(workers: int, *, keeper: bool = False) -> AsyncIterator[Ground]:
+    """A broker, a host and perhaps an environment service, up and waiting."""
+    with _processes(workers, keeper) as made:
         bus = await NatsBus.connect(made.settings, made.url)
-        bucket = await bus.bucket(made.settings.subjects.bucket_hosts)
+        subjects = made.settings.subjects
         deadline = time.monotonic() + 30
-        while not await bucket.entries():
-            if time.monotonic() > deadline:
-                raise TimeoutError("the host did not come up")
-            await asyncio.sleep(0.05)
+        for name in (subjects.bucket_hosts, *((subjects.bucket_keepers,) if keeper else ())):
+            bucket = await bus.bucket(name, ttl=HOST_TTL)
+            while not await bucket.entries():
+                if time.monotonic() > deadline:
+                    raise TimeoutError("a service did not come up")
+                await asyncio.sleep(0.05)
         await asyncio.sleep(1.0)  # its spare workers are importing; let them finish
         await bus.drain()
         yield made

@@ -4,36 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
 import populace
 from populace import Event
 from populace.world import open_world
 from shared.bus import NatsBus
-from tests.conftest import Services, start_service, unique, wait_until
+from tests.conftest import Services, unique, wait_until
 from tests.env_service.worlds import Actor, Room, Table
-
-
-@pytest.fixture
-async def another(services: Services, tmp_path: Path) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """One environment service more, which a test may kill."""
-    settings = services.settings()
-    bus = await NatsBus.connect(settings, services.broker.url)
-    bucket = await bus.bucket(settings.subjects.bucket_keepers)
-    before = len(await bucket.entries())
-    process = start_service("env_service", services.broker, tmp_path / "env.log")
-    async with asyncio.timeout(30):
-        while len(await bucket.entries()) <= before:
-            await asyncio.sleep(0.05)
-    await bus.drain()
-    yield process
-    process.terminate()
-    process.wait(20)
 
 
 async def two_homes(world: populace.World) -> tuple[Any, Any]:
