@@ -157,6 +157,7 @@ class Answers(Generic[T]):
             self._answered = bytearray(self.count)
         if self._record is not None:
             options["record"] = self._record
+        options["step"] = self._caller.next_step()
         own = any(isinstance(v, Column) for v in (*self._args, *self._kwargs.values()))
         for shard in self._population._shards:
             step = _MOST_PER_MESSAGE if own else shard.size

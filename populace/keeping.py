@@ -28,11 +28,13 @@ from shared.service import ask, serve
 from shared.subjects import ENVIRONMENT
 
 if TYPE_CHECKING:
+    from populace.population import Population
     from populace.world import World
 
 _log = get_logger(__name__)
 
 _DEEPEST = 8
+_ORDERS = ("arrival", "agent")
 _OPEN_TIMEOUT = 300.0
 _NO_SERVICE = (
     "no environment service is up; start one with 'populace up' (or python -m env_service)"
@@ -47,6 +49,7 @@ class _Kept:
     class_path: str
     folder: str | None
     worker: str
+    members: Population | None = None
     epoch: int = 1
 
     @property
@@ -86,17 +89,38 @@ class Keeping:
         return {k.path: k.class_path.rpartition(":")[2] for k in self._kept.values()}
 
     @property
+    def ordered(self) -> dict[str, list[str]]:
+        """Population to the environments that apply its agents' calls in agent order."""
+        found: dict[str, list[str]] = {}
+        for kept in self._kept.values():
+            if kept.members is not None:
+                found.setdefault(kept.members.name, []).append(kept.path)
+        return found
+
+    @property
     def rules(self) -> list[Rule]:
         """What listeners want of the environments."""
         return list(self._rules.values())
 
     # Making
     async def make(
-        self, cls: type[Environment], path: str, *args: Any, **kwargs: Any
+        self,
+        cls: type[Environment],
+        path: str,
+        *args: Any,
+        order: str = "arrival",
+        members: Population | None = None,
+        **kwargs: Any,
     ) -> EnvironmentProxy:
         """Make an environment; see ``World.environment``."""
+        if order not in _ORDERS:
+            raise InvalidInputError(f"order must be one of {', '.join(_ORDERS)}, not {order!r}")
+        if (order == "agent") != (members is not None):
+            raise InvalidInputError(
+                'order="agent" needs members=, the population whose calls are put in order'
+            )
         class_path, folder = self._world._path(cls)
-        await self._make(path, class_path, folder, args, kwargs)
+        await self._make(path, class_path, folder, args, kwargs, members)
         return EnvironmentProxy(self._world._caller, path, cls, self.make)
 
     async def _make(
@@ -106,13 +130,14 @@ class Keeping:
         folder: str | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        members: Population | None = None,
     ) -> None:
         await self._get_ready()
         self._check_path(path)
         load = Counter(dict.fromkeys(self._workers, 0))
         load.update(kept.worker for kept in self._kept.values())
         worker = min(self._workers, key=lambda w: (load[w], self._workers.index(w)))
-        kept = self._kept[path] = _Kept(path, class_path, folder, worker)
+        kept = self._kept[path] = _Kept(path, class_path, folder, worker, members)
         world = self._world
         try:
             await self._open(kept)
@@ -149,6 +174,8 @@ class Keeping:
             folder=kept.folder,
             size=1,
             epoch=kept.epoch,
+            members=None if kept.members is None else kept.members.name,
+            member_count=0 if kept.members is None else kept.members.count,
         )
         subject = world._subjects.worker(kept.worker, "open")
         await ask(world._bus, subject, request, ShardOpened, timeout=_OPEN_TIMEOUT, patience=10.0)

@@ -97,7 +97,7 @@ class Scenario:
     async def environment(
         self, cls: type[Environment], path: str, *args: Any, **kwargs: Any
     ) -> EnvironmentProxy:
-        """Make an environment; see ``World.environment``."""
+        """Make an environment; see ``World.environment`` for the arguments and errors."""
         return await self.world.environment(cls, path, *args, **kwargs)
 
     async def listen(

@@ -336,7 +336,13 @@ class World:
         return made
 
     async def environment(
-        self, cls: type[Environment], path: str, *args: Any, **kwargs: Any
+        self,
+        cls: type[Environment],
+        path: str,
+        *args: Any,
+        order: str = "arrival",
+        members: Population | None = None,
+        **kwargs: Any,
     ) -> EnvironmentProxy:
         """Make an environment; agents find it by its path.
 
@@ -345,6 +351,11 @@ class World:
             path: where it stands: a name, or names with dots between for one within others,
                 which must be there. Environments are spread over the environment services.
             args: for its constructor.
+            order: ``"arrival"``, or ``"agent"``: calls that members make while a population call
+                of theirs is under way are applied in waves. A wave begins once every member has
+                made a call or finished, and applies the calls in the order of the members'
+                numbers; so it does not depend on timing or on the number of workers.
+            members: with ``order="agent"``, the population whose calls are put in order.
             kwargs: for its constructor.
 
         Raises:
@@ -352,7 +363,7 @@ class World:
             AgentError: the constructor raised.
             PlacementError: no environment service is up.
         """
-        return await self._keeping.make(cls, path, *args, **kwargs)
+        return await self._keeping.make(cls, path, *args, order=order, members=members, **kwargs)
 
     async def listen(
         self,
@@ -401,6 +412,7 @@ class World:
             known=self._known,
             environments=self._keeping.known if environments is None else environments,
             rules=self._keeping.rules,
+            ordered=self._keeping.ordered,
             lost=self._lost_shards,
             moved=moved or [],
         )

@@ -79,6 +79,7 @@ class Caller:
         self._calls = 0
         self._deeds = (0, -1)
         """Round, and number of the last call to an environment that no agent made in it."""
+        self._steps = 0
         self._lanes: dict[str, Lane] = {}
         self._open: dict[int, OpenCall] = {}
         self._deadlines: list[tuple[float, int]] = []
@@ -141,6 +142,11 @@ class Caller:
         )
         self._schedule()
         return placeholder
+
+    def next_step(self) -> int:
+        """A number for a population call, the same at all of its shards; it rises."""
+        self._steps += 1
+        return self._steps
 
     def _key(self, by: CallTask | PlainCall | None) -> list[Any]:
         """What makes a call to an environment the same when it is made again.

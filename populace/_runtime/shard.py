@@ -66,6 +66,7 @@ class Group:
         "number",
         "on_done",
         "options",
+        "ordered",
         "partial",
         "positions",
         "record",
@@ -144,6 +145,8 @@ class Group:
         self.storing = 0
         """Batches of records on their way to the stream."""
         self.cancelled: set[int] | None = None
+        self.ordered: Sequence[str] = ()
+        """Environments that want to know how many of these agents have finished."""
         self.on_done: Callable[[], None] | None = None
         """For calls that nobody but this process waits for: called when all have ended."""
         self.waiters: dict[int, list[tuple[str, int]]] | None = None

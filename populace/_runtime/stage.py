@@ -34,6 +34,7 @@ from shared.messages import batch
 from shared.streams import append_patiently
 
 if TYPE_CHECKING:
+    from populace._runtime.waves import Waves
     from populace._runtime.worker import Worker
 
 _log = get_logger(__name__)
@@ -88,6 +89,8 @@ class Stage(Shard):
         self._now: Group | None = None
         self._event_number = 0
         self._replaying = False
+        self.waves: Waves | None = None
+        """Where calls gather, if they are applied in agent order."""
         self._replayed: deque[dict[str, Any]] = deque(maxlen=_KEPT_EVENTS)
         self._waits = Account("")
         """Of calls that the journal holds; nobody is told of their credit."""
@@ -112,13 +115,18 @@ class Stage(Shard):
         if group.round != self.round:
             self._enter_round(group.round)
         for position in range(start, stop):
-            index = group.indexes[position]
             if group.cancelled and position in group.cancelled:
                 continue
-            if 0 in self._busy and not self._is_readonly(group.method):
-                self._enqueue(group, position, index)
-            else:
-                self._invoke(group, position, index)
+            if self.waves is None or not self.waves.hold(group, position):
+                self.apply(group, position)
+
+    def apply(self, group: Group, position: int) -> None:
+        """Begin a call, or queue it behind the one under way."""
+        index = group.indexes[position]
+        if 0 in self._busy and not self._is_readonly(group.method):
+            self._enqueue(group, position, index)
+        else:
+            self._invoke(group, position, index)
 
     def _is_readonly(self, method: str) -> bool:
         return hasattr(getattr(self.cls, method, None), "_populace_readonly")

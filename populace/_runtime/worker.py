@@ -8,7 +8,7 @@ import hashlib
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psutil
@@ -26,6 +26,7 @@ from populace._runtime.records import Recorder, batch_of
 from populace._runtime.reduce import has_part
 from populace._runtime.shard import Group, Shard
 from populace._runtime.stage import Stage
+from populace._runtime.waves import Waves
 from populace.agent import Agent
 from populace.directory import Directory
 from populace.environment import Environment
@@ -113,6 +114,8 @@ class Worker:
         self.results_format = assignment.results_format
         self.journalled = 0
         """Messages written to journals, which numbers them."""
+        self.ordered: dict[str, list[str]] = {}
+        """Population to the environments that apply its agents' calls in agent order."""
         self._listening = Listening(bus, subjects, self.run)
         self._internal = Account("")
         self.cycles = Cycles(self)
@@ -185,6 +188,8 @@ class Worker:
         path = request.shard[1:]
         cls = self.loader.load(request.class_path or "", Environment, request.folder)
         stage = Stage(self, path, cls, request.epoch)
+        if request.members is not None:
+            stage.waves = Waves(stage, request.members, request.member_count)
         self._shards[request.shard] = stage
         if request.epoch > 1:
             await stage.take_over()
@@ -200,6 +205,11 @@ class Worker:
         self.directory.learn(request.known)
         self.directory.learn_environments(request.environments)
         self.rules.learn(request.rules)
+        self.ordered.update(request.ordered)
+        moved = {shard[1:] for shard in request.moved}
+        for group in self._open.values():  # the new holder knows nothing of who has finished
+            if paths := moved.intersection(group.ordered):
+                self._tell_finished(group, group.options["step"], sorted(paths))
         self.caller.shards_moved(request.moved)
         self.caller.shards_lost(list(request.lost), "its worker was lost before")
         return Populations()
@@ -269,6 +279,8 @@ class Worker:
             self._recap(shard, fields[1], fields[2])
         elif kind == batch.TAKEN:
             self._taken(shard, fields[1], fields[2])
+        elif kind == batch.MEMBERS and isinstance(shard, Stage) and shard.waves is not None:
+            shard.waves.finished(*fields[1:])
         elif kind == batch.PROBE:
             self.cycles.receive(shard, fields[1], fields[2])
         elif kind == batch.PIECE:
@@ -298,6 +310,9 @@ class Worker:
             return  # it was sent twice, since the connection broke
         account.begun += group.cost_beside
         self._open[key] = group
+        if (step := group.options.get("step")) and self.ordered.get(shard.population):
+            group.ordered = self.ordered[shard.population]
+            self._tell_finished(group, step)
         self._calls += len(group.indexes)
         if self.profile is not None:
             group.arrived = time.time()
@@ -307,6 +322,12 @@ class Worker:
                 for asker in self._early.pop(early):
                     self._wait(group, early[2], asker)
         shard.take(group)
+
+    def _tell_finished(self, group: Group, step: int, paths: Sequence[str] | None = None) -> None:
+        """Tell environments that apply calls in agent order how many will make no more."""
+        data = self.codec.pack([batch.MEMBERS, group.shard.id, step, group.done])
+        for path in group.ordered if paths is None else paths:
+            self.bus.send(self.caller.subject_of(f"{ENVIRONMENT}{path}"), data)
 
     def give_credit(self, shard: Shard, account: Account) -> None:
         """Tell a caller how far its calls have begun."""
@@ -347,6 +368,8 @@ class Worker:
                     self._deliver_later(group.shard, group, positions, values, errors)
                 else:
                     self._deliver(group, positions, values, errors)
+            if group.ordered and positions:
+                self._tell_finished(group, group.options["step"])
             if group.partial is not None:
                 self._report(group, summaries)
             if group.left <= 0 and not group.storing and not group.held:

@@ -92,6 +92,9 @@ class OpenShard(BaseModel):
     """The slice's first agent's number within the population."""
     size: int = 0
     """Number of agents in the slice; 0: grows with each creation."""
+    members: str | None = None
+    """For an environment: the population whose calls are applied in agent order."""
+    member_count: int = 0
     epoch: int = 0
     """For an environment: 1, and one more each time that it is taken over."""
 
@@ -122,6 +125,8 @@ class Populations(BaseModel):
     """By name: number of agents, number of shards."""
     environments: dict[str, str] = Field(default_factory=dict)
     """Path to the name of the class."""
+    ordered: dict[str, list[str]] = Field(default_factory=dict)
+    """Population to the environments that apply its agents' calls in agent order."""
     rules: list[Rule] = Field(default_factory=list)
     """What listeners want of the environments."""
     lost: list[str] = Field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from typing import Any
 
 from populace import Agent, Environment, Event, event, readonly
@@ -140,3 +141,33 @@ class Actor(Agent):
 
     async def note(self, path: str) -> int:
         return await self.environment(path).note(self.number)
+
+
+class Queue(Environment):
+    """Who comes first, is served first."""
+
+    def __init__(self) -> None:
+        self.order: list[int] = []
+
+    def take(self, who: int) -> int:
+        self.order.append(who)
+        return len(self.order)
+
+    def taken(self) -> list[int]:
+        return self.order
+
+
+class Customer(Agent):
+    async def shop(self, path: str, times: int) -> list[int]:
+        """Comes in its own time, some never, some more often than others."""
+        places = []
+        for _ in range(self.random.randrange(times + 1)):
+            # As long as the clock says: another order at each run, were they not put in order.
+            await asyncio.sleep((time.perf_counter_ns() % 7) / 1000)
+            places.append(await self.environment(path).take(self.number))
+        return places
+
+    async def shop_together(self, path: str, friend: int) -> int:
+        if friend >= 0:
+            return await self.agents[friend].shop_together(path, -1)
+        return await self.environment(path).take(self.number)
