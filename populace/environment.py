@@ -209,8 +209,14 @@ class Environment(Agent):
         worker = self._home().worker
         return await worker.make_environment(cls, f"{self.path}.{name}", args, kwargs)
 
+    @property
+    def caller(self) -> str:
+        """Name of the agent whose call is under way, such as ``"voter/17"``; empty for others."""
+        stage: Any = self._home()
+        return str(stage.caller_now())
+
     # For its own methods
-    def emit(self, name: str, value: Any = None, **arguments: Any) -> None:
+    def emit(self, name: str, value: Any = None, /, **arguments: Any) -> None:
         """Tell those who listen of something, as ``@event`` methods do by themselves."""
         stage: Any = getattr(self, "_shard", None)
         if stage is not None:

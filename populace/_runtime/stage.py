@@ -86,7 +86,7 @@ class Stage(Shard):
         self._repeated: dict[Key, list[tuple[Group, int]]] = {}
         self._aside: list[tuple[CallTask, Until]] = []
         self._resuming = False
-        self._now: Group | None = None
+        self._now: tuple[Group | None, int] = (None, 0)
         self._event_number = 0
         self._replaying = False
         self.waves: Waves | None = None
@@ -159,14 +159,14 @@ class Stage(Shard):
             return
         if not self._is_readonly(group.method):
             self._under_way[key] = self._note(key, group, position)
-        self._now = group
+        self._now = (group, position)
         try:
             if group.method == CREATE:
                 self._create(group, position, position + 1)
             else:
                 super()._invoke(group, position, index)
         finally:
-            self._now = None
+            self._now = (None, 0)
         if 0 not in self._busy:
             self._resume()
 
@@ -281,14 +281,22 @@ class Stage(Shard):
                 return task
         return super().task_of(group, position)
 
+    def _call_now(self) -> tuple[Group | None, int]:
+        """The call under way, as its group and position."""
+        call = current_call()
+        if call is not None and call.group.shard is self:
+            return call.group, call.position
+        return self._now
+
+    def caller_now(self) -> str:
+        """The agent whose call is under way; empty if it is none of an agent's."""
+        group, position = self._call_now()
+        return str(group.keys[position][0]) if group is not None and group.keys else ""
+
     # Events
     def emit(self, name: str, arguments: dict[str, Any], value: Any) -> None:
         """Have an event told once what led to it is journalled."""
-        call = current_call()
-        group = call.group if call is not None and call.group.shard is self else self._now
-        by = group.keys[0][0] if group is not None and group.keys else ""
-        if call is not None and call.group is group and group.keys:
-            by = group.keys[call.position][0]
+        group = self._call_now()[0]
         self._event_number += 1
         told = {
             "run": self.worker.run,
@@ -298,7 +306,7 @@ class Stage(Shard):
             "number": self._event_number,
             "arguments": {k: plain(v) for k, v in arguments.items()},
             "value": plain(value),
-            "by": by,
+            "by": self.caller_now(),
             "storm": [*(() if group is None else group.storm), f"{name} of {self.path}"],
         }
         if self._replaying:
