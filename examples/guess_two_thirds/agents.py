@@ -29,11 +29,13 @@ class Player(Agent):
     Args:
         low: smallest number that may be picked.
         high: largest.
+        group: path of its group's environment; empty if there are no groups.
     """
 
-    def __init__(self, low: float, high: float) -> None:
+    def __init__(self, low: float, high: float, group: str = "") -> None:
         self.low = low
         self.high = high
+        self.group = group
 
     async def guess(self, rules: str, question: str, news: str | None) -> dict[str, Any]:
         """Pick a number.
@@ -44,8 +46,27 @@ class Player(Agent):
         Raises:
             Failure: ``unparsable``, ``out_of_range``, or the model's own failure.
         """
+        if self.group:
+            return await self._guess_in_group(rules, question)
         if news is not None:
             self.memory.add_user(news)
+        return await self._pick(rules, question)
+
+    async def _guess_in_group(self, rules: str, question: str) -> dict[str, Any]:
+        """The same, with news from the group, and the pick reported to it."""
+        group = self.environment(self.group)
+        news = await group.latest()
+        if news is not None:
+            self.memory.add_user(news)
+        picked: float | None = None
+        try:
+            answer = await self._pick(rules, question)
+            picked = answer["number"]
+        finally:  # a failure is reported as well, or the others would wait for ever
+            await group.report(picked)
+        return answer
+
+    async def _pick(self, rules: str, question: str) -> dict[str, Any]:
         text = await self.model.ask(question, system=rules)
         number = await self._read_number(text)
         if number is None:

@@ -39,6 +39,19 @@ def news(round_number: int, mean: float, winning: float) -> str:
     )
 
 
+def group_news(round_number: int, own: int, means: list[float | None], winning: float) -> str:
+    """What is announced to the players of a group after a round: every group's mean."""
+    told = ", ".join(
+        f"group {i + 1}{' (yours)' if i == own else ''} "
+        + ("gave no number" if mean is None else f"{mean:.2f}")
+        for i, mean in enumerate(means)
+    )
+    return (
+        f"Round {round_number} is over. The averages were: {told}. The winning number was "
+        f"{winning:.2f}. The same players play once more."
+    )
+
+
 def extraction(text: str) -> str:
     """Asks a model to find the number that a text settles on."""
     return (

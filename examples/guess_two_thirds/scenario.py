@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
@@ -9,7 +10,8 @@ import prompts
 from agents import Player
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from populace import Scenario, ScenarioError
+from populace import Scenario, ScenarioError, each
+from populace.environments import Group
 
 
 def _fraction(value: Any) -> str:
@@ -61,7 +63,8 @@ class GuessTwoThirds(Scenario):
         """Make the players."""
         params = self.params
         low, high = params.range
-        self.players = await self.population(Player, low, high, name="players")
+        await self._make_groups()
+        self.players = await self.population(Player, low, high, each(self.paths), name="players")
         self.rules = prompts.rules(
             players=self.agents,
             low=low,
@@ -70,6 +73,22 @@ class GuessTwoThirds(Scenario):
         )
         self.question = prompts.question(params.style)
         self.news: str | None = None
+
+    async def _make_groups(self) -> None:
+        """A group environment for each part of the players, within one for the whole game."""
+        self.group_environments = []
+        self.paths = [""] * self.agents
+        if self.groups is None:
+            return
+        game = await self.environment(Group, "game", self.groups)
+        start = 0
+        for i in range(self.groups):
+            # As even as can be; nobody is left over.
+            size = self.agents // self.groups + (i < self.agents % self.groups)
+            group = await game.child(Group, f"g{i + 1}", size)
+            self.paths[start : start + size] = [group.path] * size
+            self.group_environments.append(group)
+            start += size
 
     async def round(self, n: int) -> None:
         """One round: guesses, their mean, the winning number."""
@@ -82,4 +101,21 @@ class GuessTwoThirds(Scenario):
             )
         winning = self.params.target.of(summary.mean)
         self.record(parsed=summary.numbers, mean=summary.mean, winning=winning)
-        self.news = prompts.news(n, summary.mean, winning)
+        if self.group_environments:
+            await self._announce(n, winning)
+        else:
+            self.news = prompts.news(n, summary.mean, winning)
+
+    async def _announce(self, n: int, winning: float) -> None:
+        """Ask every group for its mean, and tell all groups all means, side by side."""
+        groups = self.group_environments
+        found = await asyncio.gather(*(group.summary(n) for group in groups))
+        means = [row["mean"] for row in found]
+        await asyncio.gather(
+            *(
+                group.announced(prompts.group_news(n, i, means, winning))
+                for i, group in enumerate(groups)
+            )
+        )
+        shown = ", ".join("-" if mean is None else f"{mean:.1f}" for mean in means)
+        self.record(groups=shown)

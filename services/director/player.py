@@ -137,6 +137,7 @@ class Run:
                 rounds=spec.rounds,
                 agents=spec.agents.count,
                 isolated=spec.agents.isolated,
+                groups=spec.agents.groups,
             )
             player = Player(
                 world, scenario, self._tell, results_format=spec.results_format or "msgpack"

@@ -80,6 +80,14 @@ class AgentsSpec(Strict):
     """Worker processes for the run; default: what the hosts offer."""
     isolated: bool = False
     """Whether each agent gets a process of its own, besides these."""
+    groups: int | None = Field(default=None, ge=1)
+    """Into how many groups scenarios that know of groups divide the agents."""
+
+    @model_validator(mode="after")
+    def _nobody_alone(self) -> AgentsSpec:
+        if self.groups is not None and self.groups > self.count:
+            raise ValueError(f"{self.count} agents can't be divided into {self.groups} groups")
+        return self
 
 
 def _whole(value: Any) -> Any:
