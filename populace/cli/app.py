@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from populace.cli import show
+from populace.cli import personas, show
 from populace.cli.runs import Outcome, cancel, find_run, follow, list_runs, submit
 from populace.scenario_file import ScenarioFile, load_class, overrides_from, read_scenario
 from populace.stack import stack
@@ -60,6 +60,8 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Any key of the file, such as params.x=3."),
 ]
 
+
+app.add_typer(personas.app, name="personas")
 
 Profile = Annotated[
     bool, typer.Option("--profile", help="Measure where the run's time goes, and show it.")

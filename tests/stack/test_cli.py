@@ -306,3 +306,25 @@ def test_services_of_others_are_used(shell: Shell, services: Services) -> None:
     outcome = json.loads(out)
     assert outcome["folder"].startswith(str(services.runs))
     assert not (shell.folder / ".populace" / "stack.json").exists()
+
+
+def test_populations_are_drawn_stored_and_shown(shell: Shell) -> None:
+    code, out, err = shell.run("personas", "sample", "education", "--size", "500", "--json")
+    assert (code, err) == (0, "")
+    report = json.loads(out)
+    assert (report["population"], report["rows"]) == ("education", 500)
+    assert report["margins"][0]["obtained"]["Ph.D."] == 0.2
+    code, out, _ = shell.run("personas", "show", "education", "--rows", "2", "--json")
+    assert json.loads(out)["rows"] == 500
+    assert "education" in shell.run("personas", "show")[1]
+    code, out, _ = shell.run("personas", "fit", "education", "personas/education.parquet")
+    assert code == 0
+    assert "exact" not in out  # 500 people, where the file asks for 1,000
+    for arguments, complaint in (
+        (("sample", "nowhere.yaml"), "nowhere.yaml: there is no such file"),
+        (("sample", "education", "--out", "people.xlsx"), "the ending must be"),
+        (("show", "nobody"), "there is no such file"),
+    ):
+        code, _, err = shell.run("personas", *arguments)
+        assert code != 0
+        assert complaint in one_sentence(err)
