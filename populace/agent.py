@@ -172,11 +172,10 @@ class Agent(metaclass=_AgentType):
         self._questions = (now, number)
         return number
 
-    def _next_deed(self, round_number: int) -> int:
-        """The number of this agent's next call to an environment within the round, from 0."""
-        held = getattr(self, "_deeds", None)
-        number = held[1] + 1 if held is not None and held[0] == round_number else 0
-        self._deeds = (round_number, number)
+    def _next_deed(self) -> int:
+        """The number of this agent's next call to an environment, from 1."""
+        number: int = getattr(self, "_deeds", 0) + 1
+        self._deeds = number
         return number
 
     # The function itself: one coroutine less for each of a million sleepers.

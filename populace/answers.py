@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -126,7 +126,7 @@ class Answers(Generic[T]):
         self._settled = 0
         self._waiters: list[asyncio.Future[None]] = []
         self._cancelled = False
-        self._batches: list[AnswerBatch] = []
+        self._batches: deque[AnswerBatch] = deque()
         self._keeps = False
         """Whether all answers are wanted here, however many they are."""
         self._answered = bytearray()
@@ -370,12 +370,12 @@ class Answers(Generic[T]):
         """
         while True:
             finished = self.done()
-            held, self._batches = self._batches, []
-            for part in held:
-                yield part
-                self._taken(part)
-            if self._batches:
-                continue  # they came meanwhile
+            while self._batches:
+                part = self._batches.popleft()
+                try:
+                    yield part
+                finally:
+                    self._taken(part)
             if finished:
                 return
             await self._progressed()

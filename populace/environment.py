@@ -29,6 +29,8 @@ def event(function: F) -> F:
     The event has the method's name; it tells the arguments, the return value, the round and who
     called. What it tells must be plain: numbers, texts, lists, dicts, models.
     """
+    if hasattr(function, "_populace_readonly"):
+        raise InvalidInputError(f"{function.__name__} can't be both @event and @readonly")
     signature = inspect.signature(function)
 
     def tell(self: Environment, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> None:
@@ -64,6 +66,8 @@ def readonly(function: F) -> F:
     """Marks a plain method that changes nothing: it doesn't queue behind a call that waits."""
     if inspect.iscoroutinefunction(function):
         raise InvalidInputError(f"@readonly is for plain methods; {function.__name__} is async")
+    if hasattr(function, "_populace_event"):
+        raise InvalidInputError(f"{function.__name__} can't be both @event and @readonly")
     function._populace_readonly = True  # type: ignore[attr-defined]
     return function
 

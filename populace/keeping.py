@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -144,6 +145,7 @@ class Keeping:
             await world._caller.call(kept.shard, 0, path, CREATE, args, kwargs)
         except BaseException as error:
             del self._kept[path]
+            await self._close(kept)
             if isinstance(error, RemoteError):
                 raise InvalidInputError(
                     f"the environment {path!r} can't be made: {error}"
@@ -179,6 +181,14 @@ class Keeping:
         )
         subject = world._subjects.worker(kept.worker, "open")
         await ask(world._bus, subject, request, ShardOpened, timeout=_OPEN_TIMEOUT, patience=10.0)
+
+    async def _close(self, kept: _Kept) -> None:
+        """Let go of an environment that could not be made."""
+        world = self._world
+        request = OpenShard(shard=kept.shard, population=kept.shard)
+        with contextlib.suppress(BusError, RemoteError):
+            subject = world._subjects.worker(kept.worker, "close")
+            await ask(world._bus, subject, request, ShardOpened, timeout=10)
 
     async def _get_ready(self) -> None:
         async with self._opening:
@@ -252,18 +262,30 @@ class Keeping:
                 found = await self._pool.replace(world._request)
                 self._workers.append(found)
                 await world._introduce()
-            for i, kept in enumerate(homeless):
-                kept.worker = self._workers[i % len(self._workers)]
-                kept.epoch += 1
-            await asyncio.gather(*(self._open(kept) for kept in homeless))
         except (PlacementError, RemoteError, BusError) as error:
-            reason = f"the environment's process is gone, and no other took it over: {error}"
-            shards = [kept.shard for kept in homeless]
-            world._shards_are_lost(shards, reason)
+            self._give_up(homeless, error)
             return
-        moved = [kept.shard for kept in homeless]
-        world._caller.shards_moved(moved)
+        for i, kept in enumerate(homeless):
+            kept.worker = self._workers[i % len(self._workers)]
+            kept.epoch += 1
+        epochs = [kept.epoch for kept in homeless]
+        outcomes = await asyncio.gather(
+            *(self._open(kept) for kept in homeless), return_exceptions=True
+        )
+        moved: dict[str, str] = {}
+        for kept, epoch, outcome in zip(homeless, epochs, outcomes, strict=True):
+            if kept.epoch != epoch:
+                continue  # that one died as well, and another move is at work
+            if isinstance(outcome, BaseException):
+                self._give_up([kept], outcome)
+            else:
+                moved[kept.shard] = kept.worker
+        world._caller.shards_moved(list(moved))
         await world._introduce(moved=moved)
+
+    def _give_up(self, kept: list[_Kept], error: BaseException) -> None:
+        reason = f"the environment's process is gone, and no other took it over: {error}"
+        self._world._shards_are_lost([one.shard for one in kept], reason)
 
     async def close(self) -> None:
         """Give the workers back, and remove the journals."""

@@ -405,7 +405,7 @@ class World:
         )
 
     async def _introduce(
-        self, *, environments: dict[str, str] | None = None, moved: list[str] | None = None
+        self, *, environments: dict[str, str] | None = None, moved: dict[str, str] | None = None
     ) -> None:
         """Tell every worker of every population, so that agents can call one another."""
         told = Populations(
@@ -414,7 +414,7 @@ class World:
             rules=self._keeping.rules,
             ordered=self._keeping.ordered,
             lost=self._lost_shards,
-            moved=moved or [],
+            moved=moved or {},
         )
         everyone = [worker for worker, _ in [*self._workers, *self._isolated]]
         outcomes = await asyncio.gather(

@@ -83,18 +83,21 @@ async def ensure_streams(bus: Bus, subjects: Subjects) -> None:
 
 async def append_patiently(
     bus: Bus, subject: str, data: bytes, *, headers: dict[str, str], message_id: str
-) -> None:
+) -> int:
     """Store a message in its stream, trying again for about half a minute.
+
+    Returns:
+        Its sequence number in the stream.
 
     Raises:
         BusError: the stream would not take it; the last attempt's reason.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            await bus.append(subject, data, headers=headers, message_id=message_id)
-            break
+            return await bus.append(subject, data, headers=headers, message_id=message_id)
         except BusError as error:
             if attempt == _ATTEMPTS:
                 raise
             _log.warning("a message is stored again", subject=subject, error=str(error))
             await asyncio.sleep(min(10.0, 0.1 * 2 ** (attempt - 1)))
+    raise AssertionError("the loop above ends by itself")

@@ -77,8 +77,8 @@ class Caller:
         """What goes out before the queue, in order: queues, and senders of population calls."""
         self._scheduled = False
         self._calls = 0
-        self._deeds = (0, -1)
-        """Round, and number of the last call to an environment that no agent made in it."""
+        self._deeds = 0
+        """Calls to environments so far that no agent made."""
         self._steps = 0
         self._lanes: dict[str, Lane] = {}
         self._open: dict[int, OpenCall] = {}
@@ -137,6 +137,8 @@ class Caller:
         if by is not None:
             by.note_call(placeholder)
         key = self._key(by) if shard[0] == ENVIRONMENT else None
+        if by is not None and by.group.shard.replaying:
+            return placeholder  # it was made when this was done for the first time
         self._queue.setdefault(shard, []).append(
             Queued(placeholder, index, method, args, kwargs, class_path, by, self.round, key)
         )
@@ -151,14 +153,14 @@ class Caller:
     def _key(self, by: CallTask | PlainCall | None) -> list[Any]:
         """What makes a call to an environment the same when it is made again.
 
-        It is made again when its caller takes up a round anew: (caller, round, number within it).
+        ``[who, where, number]``: an agent counts its own, and is the same wherever it lives;
+        others count by process, which is ``where``.
         """
         if by is not None:
             agent = by.group.shard.agents[by.index]
-            return [agent.id, by.group.round, agent._next_deed(by.group.round)]
-        number = self._deeds[1] + 1 if self._deeds[0] == self.round else 0
-        self._deeds = (self.round, number)
-        return ["", self.round, number]
+            return [agent.id, "", agent._next_deed()]
+        self._deeds += 1
+        return ["", self.inbox, self._deeds]
 
     def _schedule(self) -> None:
         if not self._scheduled:
@@ -375,6 +377,8 @@ class Caller:
         lane = self._lanes.get(shard)
         if lane is None:
             lane = self._lanes[shard] = Lane(shard, time.monotonic())
+        if not lane.backlog:
+            lane.moved = time.monotonic()
         lane.backlog.append(item if callable(item) else self._register(item))
         self._pump(lane)
 
@@ -654,11 +658,19 @@ class Caller:
         by_shard: dict[str, list[list[int]]] = {
             lane.shard: [] for lane in self._lanes.values() if lane.backlog
         }
+        under_way = dict.fromkeys(self._lanes, 0)
         for call in self._open.values():
+            if call.sent and call.shard in under_way:
+                under_way[call.shard] += call.cost
             if call.sent and not call.paused and call.deadline - call.timeout <= since:
                 rows = by_shard.setdefault(call.shard, [])
                 if len(rows) < _MOST_RECAPPED:
                     rows.append([call.number, len(call.seen), call.taken])
+        for shard, cost in under_way.items():
+            # What was lost on the way, and then given up, takes no room any more.
+            lane = self._lanes[shard]
+            lane.sent = min(lane.sent, lane.credited + cost)
+            self._pump(lane)
         for shard, rows in by_shard.items():
             data = self.codec.pack([batch.RECAP, self.inbox, rows])
             try:

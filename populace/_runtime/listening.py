@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from populace.events import ANY, Condition, Event, matches
-from shared.bus import Bus, Consumer, Message, Subscription
+from shared.bus import Bus, Consumer, Delivery, Message, Subscription
 from shared.codec import from_public, pack_plain, to_json
 from shared.errors import BusError, InvalidInputError
 from shared.logs import get_logger
@@ -18,11 +18,11 @@ from shared.subjects import Subjects
 
 _log = get_logger(__name__)
 
-_BATCH = 100
 _WAIT = 1.0
-_HANDLING = 60.0
+_HANDLING = 15.0
+"""Seconds after which an event that nobody has handled is delivered again."""
 
-Deliver = Callable[[Event], Awaitable[None]]
+Deliver = Callable[[Event], Coroutine[Any, Any, None]]
 
 
 class Rules:
@@ -206,7 +206,7 @@ class Listening:
             durable=name,
             subjects=tuple(self._patterns(listener)),
             ack_wait=_HANDLING,
-            max_waiting_acks=_BATCH,
+            max_waiting_acks=1,  # or one that was not handled would come after later ones
         )
         task = asyncio.ensure_future(self._follow(consumer, listener, deliver, condition))
         self._tasks.add(task)
@@ -227,7 +227,7 @@ class Listening:
         condition: Condition | None,
     ) -> None:
         while not listener.removed:
-            for delivery in await consumer.fetch(_BATCH, _WAIT):
+            for delivery in await consumer.fetch(1, _WAIT):
                 told = from_public(delivery.data)
                 try:
                     wanted = condition is None or condition.holds(told)
@@ -237,11 +237,22 @@ class Listening:
                 event = Event.from_plain(told)
                 # One after the other, and acknowledged only when it was handled.
                 if wanted and self._fresh(listener, event):
-                    try:
-                        await deliver(event)
-                    except Exception as error:
-                        _log.warning("a listener raised", error=f"{type(error).__name__}: {error}")
+                    await self._handle(delivery, deliver(event))
                 await delivery.ack()
+
+    @staticmethod
+    async def _handle(delivery: Delivery, handling: Coroutine[Any, Any, None]) -> None:
+        """Wait for a handler, and keep the broker from thinking that it was forgotten."""
+        task = asyncio.ensure_future(handling)
+        try:
+            while not (await asyncio.wait({task}, timeout=_HANDLING / 3))[0]:
+                await delivery.in_progress()
+            if (error := task.exception()) is not None:
+                _log.warning("a listener raised", error=f"{type(error).__name__}: {error}")
+        except asyncio.CancelledError:
+            task.cancel()
+            await delivery.nak()  # whoever next listens under the name gets it at once
+            raise
 
     async def close(self) -> None:
         """End all; durable ones keep their place."""

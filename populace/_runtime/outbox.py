@@ -173,6 +173,8 @@ class Outbox:
         data = self._codec.pack(message)
         try:
             pieces.send(self._bus, self._codec, inbox, data)
+        except PayloadTooLargeError:
+            raise
         except BusError as error:
             _log.error("answers could not be sent", inbox=inbox, error=str(error))
         if calls:

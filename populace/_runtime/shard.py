@@ -83,6 +83,7 @@ class Group:
         "tokens_new",
         "tokens_total",
         "unit",
+        "unwritten",
         "values",
         "waiters",
     )
@@ -145,6 +146,8 @@ class Group:
         self.storing = 0
         """Batches of records on their way to the stream."""
         self.cancelled: set[int] | None = None
+        self.unwritten: set[int] | None = None
+        """Positions answered, and not journalled yet."""
         self.ordered: Sequence[str] = ()
         """Environments that want to know how many of these agents have finished."""
         self.on_done: Callable[[], None] | None = None
@@ -228,6 +231,8 @@ class Shard:
         self.round_key = round_key(self._stream_key, 0)
         """What the agents' random streams of this round start from."""
         self.agents: list[Any] = [None] * size
+        self.replaying = False
+        """Whether what is done now was done before, and is only done again."""
         self.others = Agents(worker.directory, population)
         """How its agents find others."""
         self._busy: dict[int, CallTask | _Busy] = {}
@@ -559,8 +564,9 @@ class Shard:
             index = group.indexes[position]
             if index >= len(agents):
                 agents.extend([None] * (index + 1 - len(agents)))
+            here.group, here.position = group, position
             try:
-                agent = new(cls)
+                agent = agents[index] = new(cls)
                 agent._shard = self
                 agent._index = index
                 if plain:
@@ -573,8 +579,8 @@ class Shard:
                 agents[index] = _Broken(described)
                 self.answer_error(group, position, described)
                 continue
-            agents[index] = agent
             self.answer(group, position, None)
+        here.group = None
         self.worker.agents_created(stop - start)
 
     def _put(self, index: int, value: Any) -> None:

@@ -8,7 +8,10 @@ it anew, does everything again in that order, and goes on. Three kinds of calls 
   and the environment's random numbers; they are journalled when they begin, and done again;
 - ``async`` methods that wait for others can't be done again; when such a call ends, the whole
   state and its outcome are journalled;
-- ``readonly`` methods leave no trace.
+- ``readonly`` methods leave no trace: they draw from a copy of the random stream, and tell nothing.
+
+What a method calls elsewhere is not called again when it is done again. Now and then, while nothing
+is under way, the whole state is written down, and what stands before it in the journal is let go.
 
 Each call carries a key, made of its caller, round and number. A call whose key was seen before
 gets the answer of the first, and has no further effect.
@@ -18,17 +21,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from populace._random import AgentRandom
 from populace._runtime.driver import CallTask, current_call
 from populace._runtime.flow import Account
-from populace._runtime.shard import CREATE, Group, Shard
+from populace._runtime.shard import CREATE, Group, Shard, _own
 from populace.environment import OWN_USE, Environment, Until
 from populace.errors import WireError
 from shared.codec import pack_plain, plain, to_json
-from shared.errors import BusError, CodecError, PopulaceError
+from shared.errors import BusError, CodecError, InvalidInputError, PopulaceError
 from shared.logs import get_logger
 from shared.messages import batch
 from shared.streams import append_patiently
@@ -39,13 +42,21 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 
-CALL, STATE, TAKEOVER = range(3)
-"""Kinds of journal entries."""
+CALL, STATE, TAKEOVER, CANCEL, NUMBER, SNAPSHOT = range(6)
+"""Kinds of journal entries: a call begun; the state after one that can't be done again; another
+process takes over; a call cancelled while it was under way; the number of an event told by a call
+whose outcome is still open; and the whole state."""
 MOST_EVENTS = 16
 """Events of which each led to the next, until they are taken for a storm without an end."""
 _KEPT_EVENTS = 2000
 _ROUNDS_KEPT = 2
+_MOST_OUTCOMES = 1_000_000
+"""Outcomes of one round's calls that are remembered, in case one is made again."""
+_SNAPSHOT_EVERY = 64 << 20
+"""Bytes of journal after which the whole state is written down."""
 _ENTRY_ROOM = 4096
+_SILENCE = 20
+"""Seconds without a message after which a journal can't be read to its end."""
 
 Key = tuple[Any, ...]
 Outcome = tuple[Any, WireError | None]
@@ -76,6 +87,7 @@ class Stage(Shard):
     def __init__(self, worker: Worker, path: str, cls: type[Environment], epoch: int) -> None:
         super().__init__(worker, f"@{path}", f"@{path}", cls, 0, 1)
         self.path = path
+        self.kind = cls
         self.epoch = epoch
         self._entries: list[Entry] = []
         self._events: list[dict[str, Any]] = []
@@ -89,6 +101,10 @@ class Stage(Shard):
         self._now: tuple[Group | None, int] = (None, 0)
         self._event_number = 0
         self._replaying = False
+        self._written = 0
+        """Bytes of journal since the last snapshot."""
+        self._lot = 0
+        self._reading = False
         self.waves: Waves | None = None
         """Where calls gather, if they are applied in agent order."""
         self._replayed: deque[dict[str, Any]] = deque(maxlen=_KEPT_EVENTS)
@@ -157,8 +173,10 @@ class Stage(Shard):
         if len(group.storm) >= MOST_EVENTS:
             self.answer_error(group, position, _storm_error(group.storm, group.method, self.path))
             return
-        if not self._is_readonly(group.method):
-            self._under_way[key] = self._note(key, group, position)
+        if self._is_readonly(group.method):
+            self._read(group, position, index)
+            return
+        self._under_way[key] = self._note(key, group, position)
         self._now = (group, position)
         try:
             if group.method == CREATE:
@@ -167,8 +185,19 @@ class Stage(Shard):
                 super()._invoke(group, position, index)
         finally:
             self._now = (None, 0)
-        if 0 not in self._busy:
-            self._resume()
+        self._release(0)
+
+    def _read(self, group: Group, position: int, index: int) -> None:
+        """Run a method that leaves no trace."""
+        held = self.environment
+        before = None if held is None else _random_of(held)
+        outer, self._now, self._reading = self._now, (group, position), True
+        try:
+            super()._invoke(group, position, index)
+        finally:
+            self._now, self._reading = outer, False
+            if held is not None:
+                _set_random(held, before)
 
     def _note(self, key: Key, group: Group, position: int) -> Entry | None:
         """Write a call down as it begins."""
@@ -201,6 +230,7 @@ class Stage(Shard):
         backend: str = "",
     ) -> None:
         """See ``Shard.answer``."""
+        value = _own(value)  # as it is now: it is sent later, when it may have changed
         failed = bool(group.errors) and group.errors[-1][0] == len(group.positions)
         error = group.errors[-1][1] if failed else None
         super().answer(group, position, value, tokens, seconds, backend)
@@ -209,27 +239,42 @@ class Stage(Shard):
             return
         entry = self._under_way.pop(key)
         outcome: Outcome = (value, error)
-        self._done.setdefault(group.round, {})[key] = outcome
+        self._remember(group.round, key, outcome)
         if entry is not None and entry.dropped:
             self._note_state(key, group.round, outcome)
         for repeat, place in self._repeated.pop(key, ()):
             self._invoke(repeat, place, 0)
 
+    def _remember(self, round_number: int, key: Key, outcome: Outcome) -> None:
+        done = self._done.setdefault(round_number, {})
+        done[key] = outcome
+        if len(done) > _MOST_OUTCOMES:
+            del done[next(iter(done))]
+
     def _note_state(self, key: Key, round_number: int, outcome: Outcome) -> None:
         """Write down what a call that can't be done again has led to."""
         environment = self.environment
         assert environment is not None
-        row = [STATE, list(key), environment.snapshot(), _random_of(environment), round_number]
+        packed = self._packed_state([STATE, list(key)], round_number, [list(outcome)])
+        if packed is not None:
+            self._entries.append(Entry(key, packed))
+
+    def _packed_state(self, head: list[Any], round_number: int, tail: list[Any]) -> bytes | None:
+        """The whole state as a row; None if it can't be written down."""
+        environment = self.environment
+        assert environment is not None
+        state = {k: v for k, v in environment.snapshot().items() if not k.startswith("__")}
+        deeds = getattr(environment, "_deeds", 0)
+        row = [state, _random_of(environment), round_number, self._event_number, deeds]
         try:
-            packed = self.worker.codec.pack([*row, list(outcome), self._event_number])
+            return self.worker.codec.pack([*head, *row, *tail])
         except CodecError as error:
             _log.error(
                 "an environment's state can't be kept; it will be lost with its process",
                 path=self.path,
                 error=str(error),
             )
-            return
-        self._entries.append(Entry(key, packed))
+            return None
 
     # Waiting aside
     def step_aside(self, task: CallTask, until: Until) -> None:
@@ -242,13 +287,24 @@ class Stage(Shard):
             self._full(0).active.remove(task)
             self._release(0)
 
+    def _release(self, index: int) -> None:
+        """Go on with a call that stood aside, if it may; else with the next in the queue."""
+        if self._resuming:
+            return  # whoever resumes looks at all of them, and releases at the end
+        self._resume()
+        super()._release(index)
+
+    def _free(self) -> bool:
+        held = self._busy.get(0)
+        return held is None or (
+            not isinstance(held, CallTask) and not held.active and not held.promised
+        )
+
     def _resume(self) -> None:
         """Go on with calls whose condition holds now, first come first served."""
-        if self._resuming:
-            return
         self._resuming = True
         try:
-            while 0 not in self._busy:
+            while self._free():
                 for i, (task, until) in enumerate(self._aside):
                     if _holds(until):
                         del self._aside[i]
@@ -270,9 +326,41 @@ class Stage(Shard):
         if task not in self.active(0):  # it was cancelled while it stood aside
             self._aside = [(t, u) for t, u in self._aside if t is not task]
             self._mark_active(task)
+        group, position = task.group, task.position
+        if group.cancelled and position in group.cancelled:
+            self._note_cancelled(group, position)
         super()._finished(task, result, failure)
-        if 0 not in self._busy:
-            self._resume()
+        self._release(0)
+
+    def _note_cancelled(self, group: Group, position: int) -> None:
+        """Write down that a call under way was cancelled, as what it did so far stays done."""
+        key = self._key_of(group, position)
+        if key not in self._under_way:
+            return
+        entry = self._under_way.pop(key)
+        self._repeated.pop(key, None)
+        outcome: Outcome = (None, ["cancelled", "the call was cancelled", ""])
+        self._remember(group.round, key, outcome)
+        if self._replaying:
+            return
+        if entry is not None and entry.dropped:
+            self._note_state(key, group.round, outcome)
+        else:
+            packed = self.worker.codec.pack([CANCEL, list(key)])
+            self._entries.append(Entry(key, packed))
+        self._write_soon()
+
+    def cancel(self, group: Group, positions: Sequence[int]) -> None:
+        """See ``Shard.cancel``; calls that wait for their wave are taken out of it."""
+        left = []
+        for position in positions:
+            if self.waves is not None and self.waves.remove(group, position):
+                group.cancelled = {*(group.cancelled or ()), position}
+                group.left -= 1
+                self.worker.forget(group, position)
+            else:
+                left.append(position)
+        super().cancel(group, left)
 
     def task_of(self, group: Group, position: int) -> CallTask | None:
         """See ``Shard.task_of``."""
@@ -296,8 +384,14 @@ class Stage(Shard):
     # Events
     def emit(self, name: str, arguments: dict[str, Any], value: Any) -> None:
         """Have an event told once what led to it is journalled."""
+        if self._reading:
+            raise InvalidInputError(f"a @readonly method of {self.path} can't tell of events")
         group = self._call_now()[0]
         self._event_number += 1
+        if current_call() is not None and not self._replaying:
+            # Its call may yet turn out to be one that can't be done again.
+            packed = self.worker.codec.pack([NUMBER, ["", self.path, 0], self._event_number])
+            self._entries.append(Entry((), packed))
         told = {
             "run": self.worker.run,
             "path": self.path,
@@ -337,32 +431,73 @@ class Stage(Shard):
                 await self._append([e.packed for e in entries if not e.dropped])
                 if events:
                     await self._tell(events)
-            except PopulaceError as error:
+            except Exception as error:
                 # Unanswered, the calls are made again by their callers, here or elsewhere.
                 _log.error("an environment's journal fails", path=self.path, error=str(error))
-                self.worker.abandon(self, str(error))
+                self.worker.abandon(self, f"{type(error).__name__}: {error}")
                 return
             for action in then:
                 action()
+            if self._written > _SNAPSHOT_EVERY:
+                await self._write_snapshot()
 
-    async def _append(self, rows: list[bytes]) -> None:
+    async def _write_snapshot(self) -> None:
+        """Write the whole state down, so that what stands before it can go."""
+        if self._under_way or self._entries or self.environment is None:
+            return  # later, when nothing is under way
+        done = [
+            [round_number, [[list(key), list(outcome)] for key, outcome in outcomes.items()]]
+            for round_number, outcomes in self._done.items()
+        ]
+        packed = self._packed_state([SNAPSHOT, ["", "", 0]], self.round, [done])
+        self._written = 0
+        if packed is None:
+            return
         worker = self.worker
         subject = worker.subjects.env_journal(worker.run, self.path)
-        limit = worker.bus.max_payload - _ENTRY_ROOM
-        start = size = 0
-        lots: list[list[bytes]] = []
+        try:
+            sequence = await self._append([packed])
+            await worker.bus.purge(worker.subjects.stream_journal, subject, before=sequence)
+        except PopulaceError as error:  # the calls before it are still there
+            _log.warning("a snapshot was not written", path=self.path, error=str(error))
+
+    async def _append(self, rows: list[bytes]) -> int:
+        """Write rows down, in as few messages as they fit; returns the first one's sequence."""
+        limit = self.worker.bus.max_payload - _ENTRY_ROOM
+        self._lot += 1
+        first = start = size = 0
         for i, row in enumerate(rows):
             if i > start and size + len(row) > limit:
-                lots.append(rows[start:i])
+                sequence = await self._append_some(rows[start:i])
+                first = first or sequence
                 start, size = i, 0
             size += len(row) + 8
         if rows:
-            lots.append(rows[start:])
-        for lot in lots:
-            worker.journalled += 1
-            data = pack_plain([self.epoch, lot])
-            name = f"{worker.run}/{self.path}/{self.epoch}/{worker.journalled}"
-            await append_patiently(worker.bus, subject, data, headers={}, message_id=name)
+            sequence = await self._append_some(rows[start:])
+            first = first or sequence
+        return first
+
+    async def _append_some(self, rows: list[bytes]) -> int:
+        limit = self.worker.bus.max_payload - _ENTRY_ROOM
+        if len(rows) > 1 or len(rows[0]) <= limit:
+            return await self._append_message(rows, 0, 1)
+        whole = rows[0]
+        count = -(-len(whole) // limit)
+        first = 0
+        for number in range(count):
+            part = whole[number * limit : (number + 1) * limit]
+            sequence = await self._append_message([part], number, count)
+            first = first or sequence
+        return first
+
+    async def _append_message(self, rows: list[bytes], number: int, count: int) -> int:
+        worker = self.worker
+        subject = worker.subjects.env_journal(worker.run, self.path)
+        worker.journalled += 1
+        data = pack_plain([self.epoch, self._lot, number, count, rows])
+        self._written += len(data)
+        name = f"{worker.run}/{self.path}/{self.epoch}/{worker.journalled}"
+        return await append_patiently(worker.bus, subject, data, headers={}, message_id=name)
 
     async def _tell(self, events: list[dict[str, Any]]) -> None:
         worker = self.worker
@@ -388,58 +523,88 @@ class Stage(Shard):
             BusError: the journal can't be read.
         """
         worker = self.worker
-        subject = worker.subjects.env_journal(worker.run, self.path)
-        mark = f"{worker.id}/{self.epoch}"
-        packed = worker.codec.pack([TAKEOVER, mark])
-        await append_patiently(
-            worker.bus, subject, pack_plain([self.epoch, [packed]]), headers={}, message_id=mark
-        )
-        rows: list[list[Any]] = []
-        epoch = 0
-        silent = 0
-        found = False
-        replay = worker.bus.replay(worker.subjects.stream_journal, (subject,))
-        async for message in replay:
-            if message is None:
-                silent += 1
-                if silent > 20:
-                    raise BusError(f"the journal of {self.path} can't be read to its end")
-                continue
-            number, lot = worker.codec.unpack(message.data)
-            if number < epoch:
-                continue  # of a process that did not know yet that it was replaced
-            epoch = number
-            entries = [worker.codec.unpack(entry) for entry in lot]
-            if entries[0][0] == TAKEOVER:
-                if entries[0][1] == mark:
-                    found = True
-                    break
-                continue
-            rows.extend(entries)
-        assert found
+        mark = f"{worker.id}/{self.path}/{self.epoch}"
+        await self._append([worker.codec.pack([TAKEOVER, mark])])
+        rows = await self._read_journal(mark)
         # Not in here: calls may not run inside a Task, and this is one.
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_soon(self._do_again, rows, over)
         await over
+        # What the last lot led to may not have been told; streams leave out what they have.
         if self._replayed:
             await self._tell(list(self._replayed))
             self._replayed.clear()
         _log.info("an environment was taken over", path=self.path, calls=len(rows))
 
-    def _do_again(self, rows: list[list[Any]], over: asyncio.Future[None]) -> None:
-        kept = {tuple(row[1]) for row in rows if row[0] == STATE}
-        self._replaying = True
+    async def _read_journal(self, mark: str) -> list[tuple[int, list[Any]]]:
+        """All entries that count, up to the mark, each with the number of its lot."""
+        worker = self.worker
+        subject = worker.subjects.env_journal(worker.run, self.path)
+        rows: list[tuple[int, list[Any]]] = []
+        epoch = lots = silent = 0
+        last = (0, 0)
+        parts: list[bytes] = []
+        replay = worker.bus.replay(worker.subjects.stream_journal, (subject,))
+        async for message in replay:
+            if message is None:
+                silent += 1
+                if silent > _SILENCE:
+                    break
+                continue
+            number, lot, part, count, packed = worker.codec.unpack(message.data)
+            if number < epoch:
+                continue  # of a process that did not know yet that it was replaced
+            if number > epoch:
+                epoch, parts = number, []
+            if (number, lot) != last:
+                last, lots = (number, lot), lots + 1
+            if count > 1:
+                parts = [*(parts if part else []), packed[0]]
+                if part < count - 1:
+                    continue
+                packed, parts = [b"".join(parts)], []
+            for one in packed:
+                entry = worker.codec.unpack(one)
+                if entry[0] == TAKEOVER:
+                    if entry[1] == mark:
+                        return rows
+                elif entry[0] == SNAPSHOT:
+                    rows = [(lots, entry)]
+                else:
+                    rows.append((lots, entry))
+        raise BusError(f"the journal of {self.path} can't be read to its end")
+
+    def _do_again(self, rows: list[tuple[int, list[Any]]], over: asyncio.Future[None]) -> None:
+        kept = {tuple(row[1]) for _, row in rows if row[0] == STATE}
+        self._replaying = self.replaying = True
+        at = 0
         try:
-            for row in rows:
-                if row[0] == STATE:
+            for lot, row in rows:
+                if lot != at:
+                    at = lot
+                    self._replayed.clear()  # earlier lots' were told before this was written
+                if row[0] in (STATE, SNAPSHOT):
                     self._take_state(row)
+                elif row[0] == CANCEL:
+                    self._cancel_again(tuple(row[1]))
+                elif row[0] == NUMBER:
+                    self._event_number = max(self._event_number, row[2])
                 elif tuple(row[1]) not in kept:
                     self._do_one_again(row)
             over.set_result(None)
         except Exception as error:
             over.set_exception(error)
         finally:
-            self._replaying = False
+            self._replaying = self.replaying = False
+
+    def _cancel_again(self, key: Key) -> None:
+        for task, _ in list(self._aside):
+            group, position = task.group, task.position
+            if self._key_of(group, position) == key:
+                group.cancelled = {position}
+                self._aside = [(t, u) for t, u in self._aside if t is not task]
+                self._mark_active(task)
+                task.step(asyncio.CancelledError())
 
     def _do_one_again(self, row: list[Any]) -> None:
         _, key, method, args, kwargs, round_number, storm = row
@@ -460,24 +625,43 @@ class Stage(Shard):
             self._invoke(group, 0, 0)
 
     def _take_state(self, row: list[Any]) -> None:
-        _, key, state, random_state, round_number, outcome, events = row
+        kind, key, state, random_state, round_number, events, deeds, rest = row
         environment = self.environment
         if environment is None:
-            return
+            if kind != SNAPSHOT:
+                return
+            environment = self.kind.__new__(self.kind)
+            environment._shard = self
+            environment._index = 0
+            self.agents[0] = environment
         if round_number != self.round:
             self._enter_round(round_number)
         environment.restore(state)
-        if random_state is not None:
-            held = AgentRandom(0, random_state[0])
-            held.state = random_state[1]
-            environment._random = held
+        _set_random(environment, random_state)
+        environment._deeds = deeds
         self._event_number = max(self._event_number, events)
-        self._done.setdefault(round_number, {})[tuple(key)] = (outcome[0], outcome[1])
+        if kind == SNAPSHOT:
+            for number, outcomes in rest:
+                for one, outcome in outcomes:
+                    self._remember(number, tuple(one), (outcome[0], outcome[1]))
+            return
+        self._remember(round_number, tuple(key), (rest[0], rest[1]))
+        self._release(0)
 
 
 def _random_of(environment: Environment) -> list[int] | None:
     held: AgentRandom | None = getattr(environment, "_random", None)
     return None if held is None else [held.key, held.state]
+
+
+def _set_random(environment: Environment, kept: list[int] | None) -> None:
+    if kept is None:
+        if hasattr(environment, "_random"):
+            del environment._random
+        return
+    held = AgentRandom(0, kept[0])
+    held.state = kept[1]
+    environment._random = held
 
 
 def _holds(until: Until) -> bool:

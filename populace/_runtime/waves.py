@@ -38,7 +38,7 @@ class Waves:
         self._population = population
         self._count = count
         self._step = 0
-        self._finished: dict[str, int] = {}
+        self._finished: dict[tuple[str, int], int] = {}
         self._waiting: list[tuple[int, int, Group, int]] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -54,13 +54,20 @@ class Waves:
         self._look()
         return True
 
-    def finished(self, shard: str, step: int, count: int) -> None:
+    def remove(self, group: Group, position: int) -> bool:
+        """Drop a call that was cancelled; returns whether it was waiting."""
+        left = [call for call in self._waiting if call[2:] != (group, position)]
+        found = len(left) < len(self._waiting)
+        self._waiting = left
+        return found
+
+    def finished(self, shard: str, call: int, step: int, count: int) -> None:
         """Hear from a worker how many members there have finished a population call."""
         if step > self._step:
             self._step = step
             self._finished.clear()
         if step == self._step:
-            self._finished[shard] = count
+            self._finished[(shard, call)] = count
             self._look()
 
     def _look(self) -> None:

@@ -33,7 +33,7 @@ from populace.environment import Environment
 from populace.events import Event
 from populace.models.client import ModelClient
 from populace.proxy import AgentProxy, register_proxies
-from shared.bus import Bus, Message
+from shared.bus import Bus, Message, Subscription
 from shared.code import CodeLoader, import_path
 from shared.codec import Codec, from_public, plain
 from shared.errors import (
@@ -124,6 +124,7 @@ class Worker:
         """Calls whose coroutine is under way."""
         self._recorder = Recorder(bus, subjects, self.run, assignment.results_format)
         self._shards: dict[str, Shard] = {}
+        self._subscriptions: dict[str, Subscription] = {}
         self._dirty: dict[Group, None] = {}
         self._flushing = False
         self._stopping = False
@@ -135,6 +136,8 @@ class Worker:
         self._pieces = pieces.Assembler()
         self._storing: set[asyncio.Task[None]] = set()
         self._calls = 0
+        self.give_up: Callable[[], None] | None = None
+        """Ends the process, where it is a worker's own."""
         self.listener_failures = 0
         """Events whose handler raised."""
         self._reported: set[tuple[str, str]] = set()
@@ -155,6 +158,7 @@ class Worker:
         await self.models.start()
         await self.bus.subscribe(self.subjects.run_lost(self.run), self._shards_lost)
         await serve(self.bus, self.subjects.worker(self.id, "open"), OpenShard, self._open_shard)
+        await serve(self.bus, self.subjects.worker(self.id, "close"), OpenShard, self._close_shard)
         await serve(self.bus, self.subjects.worker(self.id, "know"), Populations, self._know)
         await serve(self.bus, self.subjects.worker(self.id, "stats"), Assignment, self._stats)
         await self.bus.flush()
@@ -198,19 +202,30 @@ class Worker:
 
     async def _listen_for_calls(self, shard: Shard) -> None:
         subject = self.subjects.run_call(self.run, shard.id)
-        await self.bus.subscribe(subject, lambda message: self._receive(shard, message))
+        self._subscriptions[shard.id] = await self.bus.subscribe(
+            subject, lambda message: self._receive(shard, message)
+        )
         await self.bus.flush()
+
+    async def _close_shard(self, request: OpenShard) -> ShardOpened:
+        """Let go of a shard."""
+        if self._shards.pop(request.shard, None) is not None:
+            await self._subscriptions.pop(request.shard).unsubscribe()
+        return ShardOpened(shard=request.shard)
 
     async def _know(self, request: Populations) -> Populations:
         self.directory.learn(request.known)
         self.directory.learn_environments(request.environments)
         self.rules.learn(request.rules)
         self.ordered.update(request.ordered)
+        for shard, holder in request.moved.items():
+            if holder != self.id and shard in self._shards:  # it was thought dead: it is replaced
+                await self._close_shard(OpenShard(shard=shard, population=shard))
         moved = {shard[1:] for shard in request.moved}
         for group in self._open.values():  # the new holder knows nothing of who has finished
             if paths := moved.intersection(group.ordered):
                 self._tell_finished(group, group.options["step"], sorted(paths))
-        self.caller.shards_moved(request.moved)
+        self.caller.shards_moved(list(request.moved))
         self.caller.shards_lost(list(request.lost), "its worker was lost before")
         return Populations()
 
@@ -271,6 +286,9 @@ class Worker:
             if group is not None:
                 every = range(len(group.indexes))
                 positions = every if fields[3] is None else batch.numbers(fields[3])
+                if fields[3] is None and group.streams:  # nobody takes what is held back
+                    group.flow.held.clear()
+                    group.held = 0
                 shard.cancel(group, positions)
         elif kind == batch.FETCH:
             for number, key, kept in fields[2]:
@@ -325,7 +343,7 @@ class Worker:
 
     def _tell_finished(self, group: Group, step: int, paths: Sequence[str] | None = None) -> None:
         """Tell environments that apply calls in agent order how many will make no more."""
-        data = self.codec.pack([batch.MEMBERS, group.shard.id, step, group.done])
+        data = self.codec.pack([batch.MEMBERS, group.shard.id, group.number, step, group.done])
         for path in group.ordered if paths is None else paths:
             self.bus.send(self.caller.subject_of(f"{ENVIRONMENT}{path}"), data)
 
@@ -405,18 +423,24 @@ class Worker:
     ) -> None:
         """The same, once the environment's journal has what was done."""
         group.storing += 1
+        if group.unwritten is None:
+            group.unwritten = set()
+        group.unwritten.update(positions)
 
         def journalled() -> None:
             group.storing -= 1
+            assert group.unwritten is not None
+            group.unwritten.difference_update(positions)
             self._deliver(group, positions, values, errors)
             self.dirty(group)
 
         stage.commit(journalled)
 
     def abandon(self, stage: Stage, reason: str) -> None:
-        """An environment can't go on: its process ends, so that another takes it over."""
-        _log.critical("the environment's process ends", path=stage.path, reason=reason)
-        os._exit(70)
+        """An environment can't go on here: where that helps, its process makes room for another."""
+        _log.critical("an environment can't go on", path=stage.path, reason=reason)
+        if self.give_up is not None:
+            self.give_up()
 
     # Environments and their events
     async def make_environment(
@@ -474,17 +498,18 @@ class Worker:
 
     async def _call_here(self, shard: Shard, index: int, method: str, event: Event) -> None:
         """Call a method of an agent here with an event; its failure is logged, and counted."""
-        fields = [
-            0,
-            method,
-            [[batch.SHARED, event]],
-            {},
-            [index, index + 1],
-            {"round": event.round, "storm": event.storm},
-        ]
+        options: dict[str, Any] = {"round": event.round, "storm": event.storm}
+        if isinstance(shard, Stage):  # it hears of each event once
+            options["keys"] = [[event.by, f"{event.path}>{method}", event.number]]
+        fields = [0, method, [[batch.SHARED, event]], {}, [index, index + 1], options]
         group = Group(shard, self._internal, fields, 0)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        group.on_done = lambda: None if done.done() else done.set_result(None)
+
+        def over() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        group.on_done = (lambda: shard.commit(over)) if isinstance(shard, Stage) else over
         shard.take(group)
         await done
         self.listener_failures += group.failed
@@ -676,6 +701,7 @@ class Worker:
             or position in group.positions  # answered, and not sent yet
             or group.shard.task_of(group, position) is not None
             or group.shard.is_queued(group, position)
+            or (group.unwritten is not None and position in group.unwritten)
         )
         if group is not None and pending:
             self._wait(group, position, (inbox, number))

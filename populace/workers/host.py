@@ -200,11 +200,12 @@ class Host:
         if said != READY:
             raise PopulaceError(f"a worker could not start: {said or 'see its log'}")
 
-    async def _fork(self, run: _Run, assignment: Assignment) -> _Process:
+    async def _fork(self, run: _Run, assignment: Assignment, came: list[_Process]) -> _Process:
         """Fork a worker for one isolated agent, and wait until it listens."""
         async with self._starting:  # so many at once, however many are asked for
             forked = await self._nursery.fork(assignment)
             worker = _Process(assignment.worker, forked, run=assignment.run)
+            came.append(worker)
             run.add([worker])
             worker.watch = asyncio.ensure_future(self._watch(worker))
             try:
@@ -249,18 +250,18 @@ class Host:
             run = self._runs[request.run] = _Run()
         elif not request.isolated and (run.workers or run.coming):
             raise InvalidInputError(f"the run {request.run!r} has workers on {self.name} already")
-        before = set(run.workers)
+        came: list[_Process] = []
         run.coming += request.count
         run.acquiring += 1
         try:
-            made = await (self._more_of_its_own if request.isolated else self._workers)(
-                run, request
-            )
+            make = self._more_of_its_own if request.isolated else self._workers
+            made = await make(run, request, came)
             self._check_still_there(request.run, run)
-        except PopulaceError:
-            came = [w for w in run.workers if w not in before]
+        except BaseException as error:
             run.coming -= request.count - len(came)
             await self._end_some(request.run, run, came)
+            if isinstance(error, OSError):
+                raise PopulaceError(f"a worker could not be started: {error}") from error
             raise
         finally:
             run.acquiring -= 1
@@ -268,22 +269,29 @@ class Host:
         _log.info("workers given", run=request.run, count=request.count)
         return AcquiredWorkers(workers=[w.name for w in made])
 
-    async def _workers(self, run: _Run, request: AcquireWorkers) -> list[_Process]:
+    async def _workers(
+        self, run: _Run, request: AcquireWorkers, came: list[_Process]
+    ) -> list[_Process]:
         """The workers that a run begins with: spare ones first."""
-        taken = [self._spare.pop() for _ in range(min(len(self._spare), request.count))]
-        run.add(taken)  # at once, so that requests meanwhile count them
-        missing = request.count - len(taken)
-        run.add(list(await asyncio.gather(*(self._spawn() for _ in range(missing)))))
+
+        async def start() -> None:
+            worker = self._spare.pop() if self._spare else await self._spawn()
+            came.append(worker)
+            run.add([worker])
+
+        await asyncio.gather(*(start() for _ in range(request.count)))
         self._check_still_there(request.run, run)
-        made = list(run.workers)
+        made = list(came)
         await asyncio.gather(*(self._assign(w, self._assignment(w.name, request)) for w in made))
         return made
 
-    async def _more_of_its_own(self, run: _Run, request: AcquireWorkers) -> list[_Process]:
+    async def _more_of_its_own(
+        self, run: _Run, request: AcquireWorkers, came: list[_Process]
+    ) -> list[_Process]:
         """A worker for each of a run's isolated agents."""
         outcomes = await asyncio.gather(
             *(
-                self._fork(run, self._assignment(new_id("w"), request))
+                self._fork(run, self._assignment(new_id("w"), request), came)
                 for _ in range(request.count)
             ),
             return_exceptions=True,

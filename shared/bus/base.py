@@ -283,8 +283,11 @@ class Bus(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def purge(self, stream: str, subject: str) -> None:
-        """Remove what the stream holds on a subject (wildcards as usual)."""
+    async def purge(self, stream: str, subject: str, *, before: int = 0) -> None:
+        """Remove what the stream holds on a subject (wildcards as usual).
+
+        With ``before``, only what has a lower sequence number goes.
+        """
 
     @abc.abstractmethod
     async def bucket(self, name: str, *, ttl: float = 0.0, history: int = 1) -> KeyValue:

@@ -541,9 +541,9 @@ class MemoryBus(Bus):
         """See ``Bus.bucket``."""
         return self.broker.buckets.setdefault(name, _MemoryBucket(ttl))
 
-    async def purge(self, stream: str, subject: str) -> None:
+    async def purge(self, stream: str, subject: str, *, before: int = 0) -> None:
         """See ``Bus.purge``."""
         held = self._stream(stream)
         for sequence, stored in list(held.messages.items()):
-            if subject_matches(subject, stored.subject):
+            if subject_matches(subject, stored.subject) and (not before or sequence < before):
                 held.remove(sequence)

@@ -637,9 +637,9 @@ class NatsBus(Bus):
             ) from error
         return _NatsBucket(inner)
 
-    async def purge(self, stream: str, subject: str) -> None:
+    async def purge(self, stream: str, subject: str, *, before: int = 0) -> None:
         """See ``Bus.purge``."""
         try:
-            await self._js.purge_stream(stream, subject=subject)
+            await self._js.purge_stream(stream, subject=subject, seq=before or None)
         except (TimeoutError, nats.errors.Error) as error:
             raise BusError(f"the stream {stream!r} can't be purged: {error}") from error

@@ -23,8 +23,8 @@ REFUSED    groups ``[call, error]``: nothing more will come of it
 PROBE      see ``populace._runtime.cycles``
 CREDIT     shard, cost of all this caller's calls that the shard has begun so far
 TAKEN      caller's inbox, ``[[call or 0, bytes of its answers taken so far], ...]``
-MEMBERS    shard, step (which population call), how many of its agents have finished it; to
-           environments that apply their members' calls in agent order
+MEMBERS    shard, call, step (which population call), how many of its agents have finished it;
+           to environments that apply their members' calls in agent order
 PIECE      name of the whole, number of this piece, number of pieces, bytes
 =========  =================================================================================
 
@@ -85,7 +85,7 @@ _LENGTHS = {
     CREDIT: 3,
     TAKEN: 3,
     PIECE: 5,
-    MEMBERS: 4,
+    MEMBERS: 5,
 }
 
 

@@ -131,8 +131,8 @@ class Populations(BaseModel):
     """What listeners want of the environments."""
     lost: list[str] = Field(default_factory=list)
     """Shards whose worker is gone."""
-    moved: list[str] = Field(default_factory=list)
-    """Shards that another worker holds now; calls that they have not answered are made again."""
+    moved: dict[str, str] = Field(default_factory=dict)
+    """Shards that another worker holds now, and its name; unanswered calls are made again."""
 
 
 class ListenRequest(BaseModel):

@@ -102,7 +102,7 @@ async def test_a_repeated_call_takes_effect_once(world: populace.World) -> None:
     # The very same calls, as after a crash of the agents' process: same caller, round, number.
     actors_again = world._caller
     for number in range(3):
-        key = [f"actor/{number}", 0, 0]
+        key = [f"actor/{number}", "", 1]
         actors_again._key = lambda by, key=key: key  # type: ignore[method-assign,misc]
         assert await table.note(number) in (1, 2, 3)
     del actors_again._key

@@ -171,3 +171,112 @@ class Customer(Agent):
         if friend >= 0:
             return await self.agents[friend].shop_together(path, -1)
         return await self.environment(path).take(self.number)
+
+
+class Ledger(Environment):
+    """Does all that makes doing it again difficult."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.grants = 0
+        self.x = 0
+        self.big = b""
+        self.heard: list[Any] = []
+        self.clients: list[Any] = []
+
+    def inc(self, by: int = 1) -> int:
+        self.n += by
+        return self.n
+
+    def put(self, big: bytes) -> int:
+        self.big = big
+        return len(big)
+
+    def size(self) -> int:
+        return len(self.big)
+
+    def register(self, who: Any) -> list[Any]:
+        self.clients.append(who)
+        return self.clients
+
+    def notify(self, text: str) -> int:
+        """Calls agents, and waits for none of them."""
+        for client in self.clients:
+            client.take(text)
+        return len(self.clients)
+
+    async def forward(self, path: str) -> int:
+        """Calls another environment, and waits for it."""
+        return await self.environment(path).inc()
+
+    def forward_blindly(self, path: str) -> None:
+        self.environment(path).inc()
+
+    async def wait_for(self, x: int) -> int:
+        await self.until(lambda: self.x == x)
+        self.grants += 1
+        return self.grants
+
+    def set_x(self, x: int) -> None:
+        self.x = x
+
+    async def set_slowly(self, x: int) -> None:
+        await self.sleep(0.01)
+        self.x = x
+
+    async def inc_slowly(self, by: int, seconds: float) -> int:
+        self.n += by
+        await self.sleep(seconds)
+        return self.n
+
+    @readonly
+    def look(self) -> float:
+        return self.random.random()
+
+    @readonly
+    def tell_secretly(self) -> None:
+        self.emit("secret")
+
+    def draw(self) -> float:
+        return self.random.random()
+
+    async def hear(self, path: str) -> None:
+        await self.listen(path, "announce", self.on_announce)
+
+    def on_announce(self, told: Event) -> None:
+        self.heard.append(told["winning"])
+
+    def all(self) -> dict[str, Any]:
+        return {"n": self.n, "grants": self.grants, "x": self.x, "heard": list(self.heard)}
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Client(Agent):
+    def __init__(self, path: str = "", task: bool = False) -> None:
+        self.texts: list[str] = []
+        if path:
+            self.environment(path).register(self.number)
+
+    def take(self, text: str) -> None:
+        self.texts.append(text)
+
+    def taken(self) -> list[str]:
+        return self.texts
+
+    def register_in_a_task(self, path: str) -> None:
+        async def register() -> None:
+            await self.environment(path).register(self.number)
+
+        self.task = asyncio.ensure_future(register())
+
+    async def hear(self, path: str) -> None:
+        await self.listen(path, "announce", self.on_announce)
+
+    async def on_announce(self, told: Event) -> None:
+        await asyncio.sleep(told["winning"])
+        await self.environment("ledger").inc()
+
+    async def inc(self) -> int:
+        return await self.environment("ledger").inc()
