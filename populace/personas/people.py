@@ -1,0 +1,143 @@
+"""People for a run: where a population comes from, and one person as an agent sees it.
+
+Every worker imports this, so pyarrow, which few need, is imported where it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TEXT = "text"
+"""The column that holds a written persona, if there is one."""
+
+
+class Persona(Mapping[str, Any]):
+    """One person: ``persona["age"]`` or ``persona.age``; ``persona.text`` for a prompt."""
+
+    __slots__ = ("_people", "_row")
+
+    def __init__(self, people: People, row: int) -> None:
+        self._people = people
+        self._row = row
+
+    def __getitem__(self, name: str) -> Any:
+        return self._people.value(name, self._row)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self[name]
+        except KeyError:
+            there = ", ".join(self._people.names)
+            raise AttributeError(f"this persona has no {name!r} (it has: {there})") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._people.names)
+
+    def __len__(self) -> int:
+        return len(self._people.names)
+
+    @property
+    def text(self) -> str:
+        """The person in words: as written, or its attributes in one sentence."""
+        if TEXT in self._people.names:
+            return str(self[TEXT])
+        told = "; ".join(
+            f"{name.replace('_', ' ')}: {value}"
+            for name, value in self.items()
+            if value is not None
+        )
+        return f"You are a person with these attributes: {told}."
+
+    def __repr__(self) -> str:
+        return f"<Persona {dict(self)}>"
+
+
+class People:
+    """The rows of the people that one shard's agents are.
+
+    Args:
+        table: a row for each agent.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table.combine_chunks()
+        self.names: list[str] = table.column_names
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def value(self, name: str, row: int) -> Any:
+        """One person's value.
+
+        Raises:
+            KeyError: there is no such attribute.
+        """
+        return self._table.column(name)[row].as_py()
+
+    def columns(self, rows: Sequence[int]) -> dict[str, list[Any]]:
+        """The attributes of some people, without written texts."""
+        import pyarrow as pa
+
+        some = self._table.take(pa.array(rows)) if len(rows) != len(self) else self._table
+        return {name: some.column(name).to_pylist() for name in self.names if name != TEXT}
+
+
+def find_people(name: str, folder: Path | None, stored: Path) -> Path:
+    """The file that a scenario means: beside it, stored by name, or a template.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    templates = Path(__file__).parent / "templates"
+    places = [
+        *([folder / name] if folder is not None else []),
+        stored / f"{name}.parquet",
+        templates / f"{name}.yaml",
+    ]
+    for place in places:
+        if place.is_file():
+            return place.resolve()
+    known = sorted({p.stem for p in [*stored.glob("*.parquet"), *templates.glob("*.yaml")]})
+    raise InvalidInputError(
+        f"there are no people named {name!r}: neither a file beside the scenario, nor stored, nor a "
+        f"template (there are: {', '.join(known) or 'none'})"
+    )
+
+
+def load_people(path: Path, count: int, start: int, stop: int) -> People:
+    """The people from ``start`` to ``stop`` of ``count``; only these are drawn or read.
+
+    Raises:
+        InvalidInputError: the file can't be used, or holds too few people.
+        PopulationError: it is a population file that can't be used.
+    """
+    if path.suffix in (".yaml", ".yml"):
+        try:
+            from populace.personas.sampling import Sampler
+            from populace.personas.spec import PopulationFile
+        except ImportError as error:
+            raise InvalidInputError(
+                f"populations need numpy and scipy ({error}): pip install 'populace[personas]'"
+            ) from None
+        return People(Sampler(PopulationFile(path, {"size": count})).rows(start, stop))
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InvalidInputError(f"{path} can't be read as Parquet: {error}") from None
+    if table.num_rows < count:
+        raise InvalidInputError(
+            f"{path.name} holds {table.num_rows:,} people, fewer than the {count:,} agents"
+        )
+    return People(table.slice(start, stop - start))
