@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from populace._random import AgentRandom, stream_state
 from populace._runtime import driver
 from populace.memory import Memory
+from populace.personas.people import Persona
 from shared.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -103,6 +104,12 @@ class Agent(metaclass=_AgentType):
         if held is None or held.key != key:
             held = self._random = AgentRandom(stream_state(key, shard.offset + self._index), key)
         return held
+
+    @property
+    def persona(self) -> Persona | None:
+        """Who it is, where the scenario says so: ``self.persona.age``, ``self.persona.text``."""
+        shard = self._home()
+        return None if shard.people is None else Persona(shard.people, self._index)
 
     @property
     def memory(self) -> Memory:

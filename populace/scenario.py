@@ -49,6 +49,7 @@ class Scenario:
         agents: int,
         isolated: bool = False,
         groups: int | None = None,
+        personas: str | None = None,
     ) -> None:
         self.world = world
         self.params: Any = params
@@ -61,6 +62,8 @@ class Scenario:
         """Whether the file asks for a process per agent."""
         self.groups = groups
         """Into how many groups the file has the agents divided; None: into none."""
+        self.personas = personas
+        """Where the file says that the agents' personas are."""
         self.random = random.Random(f"scenario/{seed}")  # noqa: S311 - reproducible on purpose
         """The scenario's own random numbers, from the seed."""
         self._recorded: dict[str, Any] = {}
@@ -82,6 +85,7 @@ class Scenario:
         count: int | None = None,
         name: str | None = None,
         isolated: bool | None = None,
+        personas: str | None = None,
         **kwargs: Any,
     ) -> Population:
         """Make a population; default: as the scenario file asks for.
@@ -94,6 +98,7 @@ class Scenario:
             count=self.agents if count is None else count,
             name=name,
             isolated=self.isolated if isolated is None else isolated,
+            personas=self.personas if personas is None else personas,
             **kwargs,
         )
 

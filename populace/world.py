@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 from populace._runtime.caller import Caller
@@ -22,6 +23,7 @@ from populace.errors import AgentError, PlacementError, error_from_wire
 from populace.events import Event
 from populace.keeping import Keeping
 from populace.models.client import DirectModels
+from populace.personas.people import find_people
 from populace.population import Population
 from populace.proxy import AgentProxy, register_proxies
 from populace.stack.state import broker_url
@@ -270,6 +272,7 @@ class World:
         count: int,
         name: str | None = None,
         isolated: bool = False,
+        personas: str | Path | None = None,
         **kwargs: Any,
     ) -> Population:
         """Make a population of ``count`` agents, divided over all workers.
@@ -282,6 +285,8 @@ class World:
             isolated: whether each agent gets a process of its own, which costs some 15 MB and
                 20 ms, for agents that compute a lot or must not share a process. Calls,
                 answers and random numbers are the same. (In ``local()`` all share this one.)
+            personas: who the agents are: a file (.yaml population or .parquet rows), a stored
+                population, or a template, by name; agents find themselves in ``self.persona``.
             kwargs: for its constructor, likewise.
 
         Raises:
@@ -298,6 +303,9 @@ class World:
         self._check_workers()
         name = self._free_name(name or cls.__name__.lower())
         path, folder = self._path(cls)
+        people = None
+        if personas is not None:
+            people = find_people(str(personas), Path(), self._settings.personas_dir)
         shards = _divide_agents(name, count, await self._workers_for(count, isolated))
         try:
             await asyncio.gather(
@@ -311,6 +319,8 @@ class World:
                             folder=folder,
                             offset=s.offset,
                             size=s.size,
+                            people=people,
+                            people_count=count,
                         ),
                     )
                     for s in shards

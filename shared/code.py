@@ -81,6 +81,11 @@ class CodeLoader:
         """A loader with this process's prefixes and roots."""
         return cls(settings.prefixes, settings.roots)
 
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """Folders below which scenarios and their files may lie."""
+        return self._roots
+
     def add_folder(self, folder: str | Path) -> None:
         """Allow modules of a folder, and search it first.
 
@@ -234,6 +239,11 @@ class LocalLoader(CodeLoader):
 
     def __init__(self) -> None:
         super().__init__((), ())
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """The program may read whatever it may."""
+        return (Path(Path.cwd().anchor),)
 
     def path_of(self, cls: type) -> str:
         """A name for the class, good within this process."""

@@ -9,7 +9,8 @@ A batch is plain columns, so that a reader needs msgpack or JSON and nothing of 
      "errors": [[place in the columns, kind, message], ...],
      "tokens": [...] or None, "seconds": [...] or None,
      "field": the part of each answer that is its number, or None,
-     "backends": names of the model back ends that answered}
+     "backends": names of the model back ends that answered,
+     "personas": {attribute: [values]} or None}
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ class Recorder:
                     ],
                     "tokens": columns["tokens"] and columns["tokens"][start:stop],
                     "seconds": columns["seconds"] and columns["seconds"][start:stop],
+                    "personas": columns["personas"]
+                    and {k: v[start:stop] for k, v in columns["personas"].items()},
                 }
             )
 
@@ -105,6 +108,7 @@ def batch_of(
     seconds: list[float] | None = None,
     field: str | None = None,
     backends: list[str] | None = None,
+    personas: dict[str, list[Any]] | None = None,
 ) -> dict[str, Any]:
     """The columns of one batch; ``errors`` are ``[place, kind, message]``."""
     return {
@@ -120,4 +124,5 @@ def batch_of(
         "seconds": seconds,
         "field": field,
         "backends": backends or [],
+        "personas": personas,
     }

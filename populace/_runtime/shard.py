@@ -27,6 +27,7 @@ from shared.messages import batch
 
 if TYPE_CHECKING:
     from populace._runtime.worker import Worker
+    from populace.personas.people import People
 
 CREATE = "__init__"
 MAX_CHAIN = 64
@@ -231,6 +232,8 @@ class Shard:
         self.round_key = round_key(self._stream_key, 0)
         """What the agents' random streams of this round start from."""
         self.agents: list[Any] = [None] * size
+        self.people: People | None = None
+        """Who its agents are, where that was said."""
         self.replaying = False
         """Whether what is done now was done before, and is only done again."""
         self.others = Agents(worker.directory, population)
@@ -252,6 +255,10 @@ class Shard:
         if found is None:
             found = self._accounts[caller] = Account(caller)
         return found
+
+    def persona_columns(self, indexes: list[int]) -> dict[str, list[Any]] | None:
+        """Attributes of some agents' personas, in columns; None if they have none."""
+        return None if self.people is None else self.people.columns(indexes)
 
     def agent_name(self, index: int) -> str:
         """The agent's name: population and number."""

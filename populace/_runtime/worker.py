@@ -32,6 +32,7 @@ from populace.directory import Directory
 from populace.environment import Environment
 from populace.events import Event
 from populace.models.client import ModelClient
+from populace.personas.people import load_people
 from populace.proxy import AgentProxy, register_proxies
 from shared.bus import Bus, Message, Subscription
 from shared.code import CodeLoader, import_path
@@ -184,6 +185,16 @@ class Worker:
         if request.class_path:
             cls = self.loader.load(request.class_path, Agent, request.folder)
         shard = Shard(self, request.shard, request.population, cls, request.offset, request.size)
+        if request.people is not None:
+            stop = request.offset + request.size
+            shard.people = await asyncio.to_thread(
+                load_people,
+                request.people,
+                self.loader.roots,
+                request.people_count,
+                request.offset,
+                stop,
+            )
         self._shards[request.shard] = shard
         await self._listen_for_calls(shard)
         return ShardOpened(shard=request.shard)
@@ -640,6 +651,7 @@ class Worker:
             seconds=[round(s, 4) for s in seconds] if any(seconds) else None,
             field=group.record.get("field"),
             backends=sorted(group.backends),
+            personas=group.shard.persona_columns([indexes[p] for p in positions]),
         )
         task = asyncio.ensure_future(self._store(group, columns, row))
         self._storing.add(task)

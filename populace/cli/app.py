@@ -19,7 +19,10 @@ from typing import Annotated, Any
 import typer
 
 from populace.cli import personas, show
+from populace.cli.groups import grouped
 from populace.cli.runs import Outcome, cancel, find_run, follow, list_runs, submit
+from populace.errors import ScenarioError
+from populace.personas.people import find_people
 from populace.scenario_file import ScenarioFile, load_class, overrides_from, read_scenario
 from populace.stack import stack
 from populace.stack.state import broker_url
@@ -153,6 +156,13 @@ def _check(settings: Settings, file: ScenarioFile) -> None:
     """
     roots = [*settings.roots, Path(file.spec.folder or ".").resolve()]
     load_class(file.spec, CodeLoader(settings.prefixes, roots), file)
+    if file.spec.agents.personas is not None:
+        try:
+            folder = Path(file.spec.folder or ".")
+            find_people(file.spec.agents.personas, folder, settings.personas_dir)
+        except InvalidInputError as error:
+            place = file.where(("agents", "personas"))
+            raise ScenarioError(f"{place}: agents.personas: {error}") from None
 
 
 @app.command()
@@ -416,7 +426,13 @@ def _finish(outcome: Outcome, as_json: bool) -> None:
 
 
 @app.command()
-def results(run: Run, as_json: Json = False) -> None:
+def results(
+    run: Run,
+    by: Annotated[
+        str | None, typer.Option("--by", help="Group answers by this column, such as education.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Show a recorded run's rounds, and where its files are."""
     settings = _settings()
     check_token(run, "the run's name")
@@ -430,8 +446,13 @@ def results(run: Run, as_json: Json = False) -> None:
         ) from None
     except ValueError as error:
         raise InvalidInputError(f"the files in {folder} can't be read: {error}") from None
+    groups = None if by is None else grouped(folder / "answers.parquet", by)
     if as_json:
-        _print_json({"manifest": manifest, "rounds": rows, "folder": str(folder.resolve())})
+        found = {"manifest": manifest, "rounds": rows, "folder": str(folder.resolve())}
+        _print_json(found if groups is None else {**found, "groups": groups})
+        return
+    if groups is not None:
+        show.show_groups(by or "", groups)
         return
     from shared.messages.scenario import RoundRow
 

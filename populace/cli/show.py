@@ -219,6 +219,16 @@ def show_outcome(outcome: Outcome) -> None:
         out.print(f"results:  {outcome.folder}", markup=False, soft_wrap=True)
 
 
+def show_groups(by: str, groups: list[dict[str, Any]]) -> None:
+    """Answers by a column."""
+    table = Table(title=f"answers by {escape(by)}", box=box.SIMPLE_HEAD)
+    for heading in ("round", by, "answers", "failed", "mean", "deviation"):
+        table.add_column(heading, justify="left" if heading == by else "right")
+    for row in groups:
+        table.add_row(*(number(value) for value in row.values()))
+    out.print(table)
+
+
 def outcome_json(outcome: Outcome) -> dict[str, Any]:
     """The end of a run, for a program."""
     fields = dataclasses.asdict(outcome)

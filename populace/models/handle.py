@@ -89,7 +89,7 @@ class ModelHandle:
             prompt: what the user says to the model.
             returns: a pydantic model or a JSON schema that the answer must fit; default: text.
             model: which of the run's models.
-            system: goes before everything else.
+            system: goes before everything else; the agent's persona, if it has one, follows.
             temperature: of sampling; default: the model's.
             max_tokens: of the answer; default: the model's.
             memory: whether the agent's memory goes before the prompt.
@@ -100,8 +100,11 @@ class ModelHandle:
             InvalidInputError: no such model, or a schema that isn't one.
         """
         messages: list[dict[str, Any]] = []
-        if system is not None:
-            messages.append({"role": "system", "content": system})
+        persona = self._agent.persona
+        # What all share goes first: engines keep the beginnings of prompts.
+        parts = [part for part in (system, persona and persona.text) if part]
+        if parts:
+            messages.append({"role": "system", "content": "\n\n".join(parts)})
         if memory:
             messages.extend(dict(m) for m in self._agent.memory.messages)
         messages.append({"role": "user", "content": prompt})

@@ -91,35 +91,53 @@ class People:
         return {name: some.column(name).to_pylist() for name in self.names if name != TEXT}
 
 
-def find_people(name: str, folder: Path | None, stored: Path) -> Path:
-    """The file that a scenario means: beside it, stored by name, or a template.
+_TEMPLATES = Path(__file__).parent / "templates"
+_TEMPLATE = "template:"
+
+
+def find_people(name: str, folder: Path | None, stored: Path) -> str:
+    """What a scenario means: a file beside it, stored by name, or ``template:`` and its name.
 
     Raises:
         InvalidInputError: there is none.
     """
-    templates = Path(__file__).parent / "templates"
-    places = [
-        *([folder / name] if folder is not None else []),
-        stored / f"{name}.parquet",
-        templates / f"{name}.yaml",
-    ]
-    for place in places:
+    if name.startswith(_TEMPLATE):
+        return name
+    for place in (*([folder / name] if folder is not None else []), stored / f"{name}.parquet"):
         if place.is_file():
-            return place.resolve()
-    known = sorted({p.stem for p in [*stored.glob("*.parquet"), *templates.glob("*.yaml")]})
+            return str(place.resolve())
+    if (_TEMPLATES / f"{name}.yaml").is_file():
+        return f"{_TEMPLATE}{name}"
+    known = sorted({p.stem for p in [*stored.glob("*.parquet"), *_TEMPLATES.glob("*.yaml")]})
     raise InvalidInputError(
-        f"there are no people named {name!r}: neither a file beside the scenario, nor stored, nor a "
-        f"template (there are: {', '.join(known) or 'none'})"
+        f"there are no people named {name!r}: neither a file beside the scenario, nor stored, nor "
+        f"a template (there are: {', '.join(known) or 'none'})"
     )
 
 
-def load_people(path: Path, count: int, start: int, stop: int) -> People:
-    """The people from ``start`` to ``stop`` of ``count``; only these are drawn or read.
+def load_people(source: str, roots: Sequence[Path], count: int, start: int, stop: int) -> People:
+    """The people from ``start`` to ``stop`` of ``count``; only these are drawn.
+
+    Args:
+        source: what ``find_people`` gave.
+        roots: folders below which files may be read.
+        count: number of agents of the whole population.
+        start: first agent's number.
+        stop: number after the last one's.
 
     Raises:
         InvalidInputError: the file can't be used, or holds too few people.
         PopulationError: it is a population file that can't be used.
     """
+    if source.startswith(_TEMPLATE):
+        path = _TEMPLATES / f"{source.removeprefix(_TEMPLATE)}.yaml"
+    else:
+        path = Path(source).resolve()
+        if not any(root in path.parents for root in roots):
+            raise InvalidInputError(
+                f"the people's file {source!r} is outside the folders that these services read "
+                f"({', '.join(map(str, roots)) or 'none'}); see POPULACE_CODE_ROOTS"
+            )
     if path.suffix in (".yaml", ".yml"):
         try:
             from populace.personas.sampling import Sampler

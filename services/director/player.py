@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from populace.errors import PopulaceError, ScenarioError
+from populace.personas.people import find_people
 from populace.play import Player
 from populace.scenario_file import load_class
 from populace.world import World, open_world
@@ -101,6 +102,7 @@ class Run:
         spec, settings = self._spec, self._settings
         loader = CodeLoader.from_settings(settings)
         cls, params = load_class(spec, loader)
+        self._people()
         await self._check_models()
         self._info.state = "running"
         await save_info(self._bus, self._subjects, self._info)
@@ -138,6 +140,7 @@ class Run:
                 agents=spec.agents.count,
                 isolated=spec.agents.isolated,
                 groups=spec.agents.groups,
+                personas=self._people(),
             )
             player = Player(
                 world, scenario, self._tell, results_format=spec.results_format or "msgpack"
@@ -147,6 +150,18 @@ class Run:
             self._manifest["workers_lost"] = world.lost
             if spec.profile:
                 self._manifest["profile"] = await world.profile()
+
+    def _people(self) -> str | None:
+        """Where the agents' personas are.
+
+        Raises:
+            InvalidInputError: there are none of that name.
+        """
+        name = self._spec.agents.personas
+        if name is None:
+            return None
+        folder = Path(self._spec.folder) if self._spec.folder else None
+        return find_people(name, folder, self._settings.personas_dir)
 
     async def _check_models(self) -> None:
         """Reach every model before any agent is made.

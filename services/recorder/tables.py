@@ -66,6 +66,8 @@ class RunFolder:
         self.repeated = 0
         """Records that came a second time and were left out."""
         self._columns: list[list[Any]] = [[] for _ in SCHEMA]
+        self._personas: dict[str, list[Any]] = {}
+        """Attributes of the agents' personas, beside the columns."""
         self._seen: dict[tuple[int, str, str, int], bytearray] = {}
         self._rounds: dict[int, RoundRow] = {}
         self._statuses: dict[str, Status] = {}
@@ -133,6 +135,12 @@ class RunFolder:
         seconds = [s and float(s) for s in record["seconds"] or [None] * len(agents)]
         backend = ",".join(record["backends"]) or None
         self._backends.update(record["backends"])
+        personas = record.get("personas") or {}
+        for name, cells in personas.items():
+            if len(cells) != len(agents):
+                raise ValueError(f"the persona column {name!r} has another length")
+            if name not in self._personas:
+                self._personas[name] = [None] * self.waiting
         key = (round_number, population, method, call)
         if not len(agents) == len(values) == len(tokens) == len(seconds):
             raise ValueError("columns of different lengths")
@@ -162,6 +170,8 @@ class RunFolder:
             )
             for column, cell in zip(self._columns, row, strict=True):
                 column.append(cell)
+            for name, cells in self._personas.items():
+                cells.append(personas[name][place] if name in personas else None)
 
     def _first_time(self, key: tuple[int, str, str, int], agent: int) -> bool:
         if not 0 <= agent < _MOST_AGENTS:
@@ -183,6 +193,9 @@ class RunFolder:
             [pa.array(c, f.type) for c, f in zip(self._columns, SCHEMA, strict=True)],
             schema=SCHEMA,
         )
+        for name, cells in self._personas.items():
+            table = table.append_column(_persona_field(name, table), pa.array(cells))
+        self._personas = {}
         self._part += 1
         draft = self._parts / f"{self._part:06d}.tmp"
         pq.write_table(table, draft, compression="zstd")
@@ -205,16 +218,22 @@ class RunFolder:
         target, draft = self.path / "answers.parquet", self.path / "answers.parquet.tmp"
         files = sorted(self._parts.glob("*.parquet"))
         if self.rows_written <= _SORT_UP_TO:
-            tables = [pq.read_table(f, schema=SCHEMA) for f in files]
-            whole = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
+            tables = [pq.read_table(f) for f in files]
+            whole = (
+                pa.concat_tables(tables, promote_options="permissive")
+                if tables
+                else SCHEMA.empty_table()
+            )
             whole = whole.sort_by(
                 [(name, "ascending") for name in ("round", "call", "population", "agent")]
             )
             pq.write_table(whole, draft, compression="zstd", row_group_size=1 << 17)
         else:
-            with pq.ParquetWriter(draft, SCHEMA, compression="zstd") as writer:
+            schemas = [pq.read_schema(file) for file in files]
+            schema = pa.unify_schemas(schemas, promote_options="permissive")
+            with pq.ParquetWriter(draft, schema, compression="zstd") as writer:
                 for file in files:
-                    writer.write_table(pq.read_table(file, schema=SCHEMA))
+                    writer.write_table(pq.read_table(file, schema=schema))
         draft.rename(target)
 
     def _manifest(self, rounds: int) -> dict[str, Any]:
@@ -244,6 +263,11 @@ class RunFolder:
         draft = self.path / f"{name}.tmp"
         draft.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
         draft.rename(self.path / name)
+
+
+def _persona_field(name: str, table: pa.Table) -> str:
+    """The column's name: the attribute's own, unless the table has one of that name."""
+    return name if name not in table.column_names else f"persona_{name}"
 
 
 def _split(value: Any, field: str | None) -> tuple[float | None, str | None]:

@@ -92,6 +92,10 @@ class OpenShard(BaseModel):
     """The slice's first agent's number within the population."""
     size: int = 0
     """Number of agents in the slice; 0: grows with each creation."""
+    people: str | None = None
+    """File of the agents' personas, or "template:" and a name."""
+    people_count: int = 0
+    """Number of agents of the whole population."""
     members: str | None = None
     """For an environment: the population whose calls are applied in agent order."""
     member_count: int = 0

@@ -80,6 +80,9 @@ class AgentsSpec(Strict):
     """Worker processes for the run; default: what the hosts offer."""
     isolated: bool = False
     """Whether each agent gets a process of its own, besides these."""
+    personas: str | None = None
+    """Who the agents are: a file beside the scenario (.yaml or .parquet), a stored population, or
+    a template, by name."""
     groups: int | None = Field(default=None, ge=1)
     """Into how many groups scenarios that know of groups divide the agents."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -67,3 +68,23 @@ class Game(Scenario):
 
     async def finish(self) -> None:
         await asyncio.sleep(0)
+
+
+class Resident(Agent):
+    """Tells who it is, and what its prompt holds."""
+
+    def who(self) -> dict[str, Any]:
+        assert self.persona is not None
+        return {"number": float(self.persona.age), "education": self.persona["education"]}
+
+    async def say(self) -> str:
+        return await self.model.ask("Who are you?", system="Answer in one word.")
+
+
+class Town(Scenario):
+    async def setup(self) -> None:
+        self.residents = await self.population(Resident)
+
+    async def round(self, n: int) -> None:
+        summary = await self.residents.who().reduce("mean", field="number")
+        self.record(mean=summary.mean)

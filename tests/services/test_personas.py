@@ -1,0 +1,103 @@
+"""Personas in runs: drawn where they are needed, known to their agents, in the results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import populace
+from populace import InvalidInputError
+from populace.cli.groups import grouped
+from populace.personas.people import find_people, load_people
+from populace.personas.sampling import Sampler
+from populace.personas.spec import TEMPLATES, PopulationFile
+from tests.conftest import Services, unique
+from tests.services.games import Resident
+from tests.services.test_runs import game, play
+
+
+def town(**more: Any) -> dict[str, Any]:
+    agents = {"count": 500, "personas": "education", **more}
+    return game(scenario="games:Town", agents=agents, params={}, rounds=2)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_a_run_with_personas(services: Services, workers: int) -> None:
+    outcome = await play(services, town(workers=workers))
+    assert (outcome.state, outcome.reason) == ("finished", "")
+    path = services.runs / outcome.run / "answers.parquet"
+    table = pq.read_table(path)
+    expected = Sampler(PopulationFile(TEMPLATES / "education.yaml", {"size": 500})).rows()
+    rows = table.to_pylist()
+    assert [(r["education"], r["gender"], r["age"]) for r in rows[:500]] == [
+        (p["education"], p["gender"], p["age"]) for p in expected.to_pylist()
+    ]
+    assert all(r["value"] == r["age"] for r in rows)
+    assert outcome.rows[0].values["mean"] == pytest.approx(sum(r["age"] for r in rows[:500]) / 500)
+    # One line of pandas, or one of the command line:
+    groups = grouped(path, "education")
+    assert [g["answers"] for g in groups] == [100] * 10
+    by_hand = Counter[str]()
+    for row in rows[:500]:
+        by_hand[row["education"]] += row["age"]
+    assert all(g["mean"] == pytest.approx(by_hand[g["education"]] / 100) for g in groups[:5])
+    with pytest.raises(InvalidInputError, match="no column 'party'"):
+        grouped(path, "party")
+
+
+async def test_personas_that_cannot_be_had(services: Services) -> None:
+    for name, reason in (
+        ("nobody", "there are no people named 'nobody'"),
+        ("/etc/hostname", "outside the folders that these services read"),
+    ):
+        outcome = await play(services, town(personas=name))
+        assert outcome.state == "failed"
+        assert reason in outcome.reason
+
+
+async def test_personas_are_part_of_prompts(tmp_path: Path) -> None:
+    people = tmp_path / "people.parquet"
+    pq.write_table(pa.table({"age": [30, 40], "text": ["You are Ann.", "You are Bob."]}), people)
+    spec = populace.ModelSpec(backend="scripted")
+    asked: list[Any] = []
+    async with populace.local(models={"default": spec}) as world:
+        models = world._local[0].models
+        original = models.request
+
+        async def request(model: str, request: Any) -> Any:
+            asked.append(request.messages)
+            return await original(model, request)
+
+        models.request = request  # type: ignore[method-assign]
+        residents = await world.population(Resident, count=2, personas=people)
+        await residents.say()
+        with pytest.raises(InvalidInputError, match="holds 2 people, fewer than the 3 agents"):
+            await world.population(Resident, count=3, name="more", personas=people)
+        alone = await world.population(Resident, count=1, name="alone")
+        await alone[0].say()
+    assert [m[0]["content"] for m in asked] == [
+        "Answer in one word.\n\nYou are Ann.",
+        "Answer in one word.\n\nYou are Bob.",
+        "Answer in one word.",
+    ]
+
+
+def test_a_person(tmp_path: Path) -> None:
+    people = load_people("template:education", [], 1000, 10, 12)
+    from populace.personas.people import Persona
+
+    one = Persona(people, 1)
+    assert list(one) == ["education", "gender", "age"]
+    assert one.age == one["age"]
+    assert one.text.startswith("You are a person with these attributes: education: ")
+    with pytest.raises(AttributeError, match=r"no 'party' \(it has: education, gender, age\)"):
+        _ = one.party
+    assert find_people("education", tmp_path, tmp_path) == "template:education"
+    stored = tmp_path / f"{unique()}.parquet"
+    pq.write_table(pa.table({"a": [1]}), stored)
+    assert find_people(stored.stem, None, tmp_path) == str(stored)
