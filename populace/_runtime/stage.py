@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 
-CALL, STATE, TAKEOVER, CANCEL, NUMBER, SNAPSHOT = range(6)
+CALL, STATE, TAKEOVER, CANCEL, NUMBER, SNAPSHOT, LISTEN, UNLISTEN = range(8)
 """Kinds of journal entries: a call begun; the state after one that can't be done again; another
 process takes over; a call cancelled while it was under way; the number of an event told by a call
-whose outcome is still open; and the whole state."""
+whose outcome is still open; the whole state; a listener of the environment's own, and its end."""
 MOST_EVENTS = 16
 """Events of which each led to the next, until they are taken for a storm without an end."""
 _KEPT_EVENTS = 2000
@@ -100,11 +100,12 @@ class Stage(Shard):
         self._resuming = False
         self._now: tuple[Group | None, int] = (None, 0)
         self._event_number = 0
-        self._replaying = False
         self._written = 0
         """Bytes of journal since the last snapshot."""
         self._lot = 0
         self._reading = False
+        self._listeners: list[list[Any]] = []
+        """What the environment listens to: arguments of ``Worker.listen``."""
         self.waves: Waves | None = None
         """Where calls gather, if they are applied in agent order."""
         self._replayed: deque[dict[str, Any]] = deque(maxlen=_KEPT_EVENTS)
@@ -201,7 +202,7 @@ class Stage(Shard):
 
     def _note(self, key: Key, group: Group, position: int) -> Entry | None:
         """Write a call down as it begins."""
-        if self._replaying:
+        if self.replaying:
             return None
         args, kwargs = group.arguments(position)
         row = [CALL, list(key), group.method, args, kwargs, group.round, list(group.storm)]
@@ -341,7 +342,7 @@ class Stage(Shard):
         self._repeated.pop(key, None)
         outcome: Outcome = (None, ["cancelled", "the call was cancelled", ""])
         self._remember(group.round, key, outcome)
-        if self._replaying:
+        if self.replaying:
             return
         if entry is not None and entry.dropped:
             self._note_state(key, group.round, outcome)
@@ -388,7 +389,7 @@ class Stage(Shard):
             raise InvalidInputError(f"a @readonly method of {self.path} can't tell of events")
         group = self._call_now()[0]
         self._event_number += 1
-        if current_call() is not None and not self._replaying:
+        if current_call() is not None and not self.replaying:
             # Its call may yet turn out to be one that can't be done again.
             packed = self.worker.codec.pack([NUMBER, ["", self.path, 0], self._event_number])
             self._entries.append(Entry((), packed))
@@ -403,11 +404,28 @@ class Stage(Shard):
             "by": self.caller_now(),
             "storm": [*(() if group is None else group.storm), f"{name} of {self.path}"],
         }
-        if self._replaying:
+        if self.replaying:
             self._replayed.append(told)
         else:
             self._events.append(told)
             self._write_soon()
+
+    # Its own listeners
+    def note_listener(self, arguments: list[Any]) -> None:
+        """Have whoever takes over listen to this as well."""
+        if arguments not in self._listeners:
+            self._listeners.append(arguments)
+            self._write_entry([LISTEN, ["", self.path, 0], arguments])
+
+    def drop_listener(self, arguments: list[Any]) -> None:
+        """Forget a listener that was removed."""
+        if arguments in self._listeners:
+            self._listeners.remove(arguments)
+            self._write_entry([UNLISTEN, ["", self.path, 0], arguments])
+
+    def _write_entry(self, row: list[Any]) -> None:
+        self._entries.append(Entry((), self.worker.codec.pack(row)))
+        self._write_soon()
 
     # Journal
     def commit(self, then: Callable[[], None]) -> None:
@@ -449,7 +467,8 @@ class Stage(Shard):
             [round_number, [[list(key), list(outcome)] for key, outcome in outcomes.items()]]
             for round_number, outcomes in self._done.items()
         ]
-        packed = self._packed_state([SNAPSHOT, ["", "", 0]], self.round, [done])
+        tail = [[done, self._listeners]]
+        packed = self._packed_state([SNAPSHOT, ["", "", 0]], self.round, tail)
         self._written = 0
         if packed is None:
             return
@@ -530,6 +549,8 @@ class Stage(Shard):
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_soon(self._do_again, rows, over)
         await over
+        for arguments in list(self._listeners):
+            await worker.listen_again(self, arguments)
         # What the last lot led to may not have been told; streams leave out what they have.
         if self._replayed:
             await self._tell(list(self._replayed))
@@ -576,7 +597,7 @@ class Stage(Shard):
 
     def _do_again(self, rows: list[tuple[int, list[Any]]], over: asyncio.Future[None]) -> None:
         kept = {tuple(row[1]) for _, row in rows if row[0] == STATE}
-        self._replaying = self.replaying = True
+        self.replaying = True
         at = 0
         try:
             for lot, row in rows:
@@ -587,6 +608,10 @@ class Stage(Shard):
                     self._take_state(row)
                 elif row[0] == CANCEL:
                     self._cancel_again(tuple(row[1]))
+                elif row[0] == LISTEN:
+                    self._listeners.append(row[2])
+                elif row[0] == UNLISTEN:
+                    self._listeners.remove(row[2])
                 elif row[0] == NUMBER:
                     self._event_number = max(self._event_number, row[2])
                 elif tuple(row[1]) not in kept:
@@ -595,7 +620,7 @@ class Stage(Shard):
         except Exception as error:
             over.set_exception(error)
         finally:
-            self._replaying = self.replaying = False
+            self.replaying = False
 
     def _cancel_again(self, key: Key) -> None:
         for task, _ in list(self._aside):
@@ -641,7 +666,8 @@ class Stage(Shard):
         environment._deeds = deeds
         self._event_number = max(self._event_number, events)
         if kind == SNAPSHOT:
-            for number, outcomes in rest:
+            self._listeners = rest[1]
+            for number, outcomes in rest[0]:
                 for one, outcome in outcomes:
                     self._remember(number, tuple(one), (outcome[0], outcome[1]))
             return

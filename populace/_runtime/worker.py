@@ -505,7 +505,23 @@ class Worker:
         async def deliver(told: Event) -> None:
             await self._call_here(shard, index, method, told)
 
-        return await self._listening.add(path, event, deliver, when=when, below=below, durable=name)
+        listener = await self._listening.add(
+            path, event, deliver, when=when, below=below, durable=name
+        )
+        if isinstance(shard, Stage):
+            arguments = [path, event, method, when, below, durable]
+            shard.note_listener(arguments)
+
+            async def forget() -> None:
+                shard.drop_listener(arguments)
+
+            listener._ends.append(forget)
+        return listener
+
+    async def listen_again(self, stage: Stage, arguments: list[Any]) -> None:
+        """Take up a listener of an environment that lived elsewhere."""
+        path, event, method, when, below, durable = arguments
+        await self.listen(stage, 0, path, event, method, when=when, below=below, durable=durable)
 
     async def _call_here(self, shard: Shard, index: int, method: str, event: Event) -> None:
         """Call a method of an agent here with an event; its failure is logged, and counted."""

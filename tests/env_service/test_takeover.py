@@ -140,3 +140,14 @@ async def test_journals_go_with_their_run(services: Services) -> None:
     assert await anext(found) is None
     await found.aclose()
     await bus.drain()
+
+
+async def test_durable_listeners_of_agents(world: populace.World) -> None:
+    room = await world.environment(Room, "room")
+    actors = await world.population(Actor, count=2)
+    await actors[0].hear("room", "say", durable=True)
+    await asyncio.gather(*(room.say(f"{i}") for i in range(30)))
+    async with asyncio.timeout(20):
+        while len(await actors[0].heard()) < 30:
+            await asyncio.sleep(0.02)
+    assert [told[2]["text"] for told in await actors[0].heard()] == [str(i) for i in range(30)]
