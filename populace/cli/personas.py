@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import typer
 from rich import box
 from rich.table import Table
 
 from populace.cli import show
+from populace.personas.people import read_rows
 from shared.errors import InvalidInputError
 from shared.settings import load_settings
 
@@ -47,15 +46,6 @@ def _sampler(source: str, size: int | None, seed: int | None) -> Any:
     return Sampler(PopulationFile(path, overrides))
 
 
-def _read(path: Path) -> pa.Table:
-    try:
-        return pq.read_table(path)
-    except FileNotFoundError:
-        raise InvalidInputError(f"{path}: there is no such file") from None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InvalidInputError(f"{path} can't be read as Parquet: {error}") from None
-
-
 @app.command()
 def sample(
     source: Source,
@@ -85,14 +75,16 @@ def sample(
 @app.command()
 def fit(
     source: Source,
-    people: Annotated[Path, typer.Argument(metavar="PEOPLE", help="A Parquet file of rows.")],
+    people: Annotated[
+        Path, typer.Argument(metavar="PEOPLE", help="Rows: .parquet, .csv or .jsonl.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Compare people, from wherever, with what a population file asks for."""
     from populace.personas.fit import fit_report
 
     sampler = _sampler(source, None, None)
-    report = fit_report(sampler, _read(people))
+    report = fit_report(sampler, read_rows(people))
     if as_json:
         _print_json(report.model_dump())
     else:
@@ -115,7 +107,7 @@ def show_(
     path = Path(people)
     if not path.exists():
         path = folder / f"{people}.parquet"
-    table = _read(path)
+    table = read_rows(path)
     some = table.slice(0, rows).to_pylist()
     if as_json:
         _print_json({"file": str(path), "rows": table.num_rows, "people": some})

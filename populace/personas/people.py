@@ -147,15 +147,36 @@ def load_people(source: str, roots: Sequence[Path], count: int, start: int, stop
                 f"populations need numpy and scipy ({error}): pip install 'populace[personas]'"
             ) from None
         return People(Sampler(PopulationFile(path, {"size": count})).rows(start, stop))
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InvalidInputError(f"{path} can't be read as Parquet: {error}") from None
+    table = read_rows(path)
     if table.num_rows < count:
         raise InvalidInputError(
             f"{path.name} holds {table.num_rows:,} people, fewer than the {count:,} agents"
         )
     return People(table.slice(start, stop - start))
+
+
+def read_rows(path: Path) -> pa.Table:
+    """The rows of a file: .parquet, .csv with a header, or .jsonl with an object per line.
+
+    Raises:
+        InvalidInputError: it can't be read, or has another ending.
+    """
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.json
+    import pyarrow.parquet
+
+    readers = {
+        ".parquet": pa.parquet.read_table,
+        ".csv": pa.csv.read_csv,
+        ".jsonl": pa.json.read_json,
+    }
+    reader = readers.get(path.suffix)
+    if reader is None:
+        raise InvalidInputError(f"{path}: the ending must be one of {', '.join(readers)}")
+    try:
+        return reader(path)
+    except FileNotFoundError:
+        raise InvalidInputError(f"{path}: there is no such file") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InvalidInputError(f"{path} can't be read: {error}") from None

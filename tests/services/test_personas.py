@@ -14,7 +14,7 @@ import populace
 from populace import InvalidInputError
 from populace.cli.groups import grouped
 from populace.personas.people import find_people, load_people
-from populace.personas.sampling import Sampler
+from populace.personas.sampling import Sampler, save
 from populace.personas.spec import TEMPLATES, PopulationFile
 from tests.conftest import Services, unique
 from tests.services.games import Resident
@@ -85,6 +85,19 @@ async def test_personas_are_part_of_prompts(tmp_path: Path) -> None:
         "Answer in one word.\n\nYou are Bob.",
         "Answer in one word.",
     ]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl"])
+def test_rows_from_elsewhere(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"people.{ending}"
+    save(pa.table({"age": [30, 40], "job": ["a", "b"]}), path)
+    people = load_people(str(path), [tmp_path], 2, 1, 2)
+    assert people.columns([0]) == {"age": [40], "job": ["b"]}
+    path.write_bytes(b"\x00")
+    with pytest.raises(InvalidInputError, match=r"can't be read|fewer than"):
+        load_people(str(path), [tmp_path], 2, 0, 2)
+    with pytest.raises(InvalidInputError, match="the ending must be one of"):
+        load_people(str(tmp_path / "people.xlsx"), [tmp_path], 1, 0, 1)
 
 
 def test_a_person(tmp_path: Path) -> None:
