@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -36,6 +37,7 @@ class Params(BaseModel):
     model_config = ConfigDict(extra="forbid")
     pause: float = 0.0
     raises: str = ""
+    marker: str = ""
     ask: bool = False
 
 
@@ -54,6 +56,7 @@ class Game(Scenario):
             await self.members.say()
             return
         if self.params.raises == "block":
+            Path(self.params.marker).touch()
             time.sleep(100)
         if self.params.raises == "agents":
             await self.members.broken().reduce("mean")

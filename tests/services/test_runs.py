@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import nats
@@ -262,10 +263,12 @@ async def test_cancelling_keeps_what_there_is(services: Services) -> None:
     await bus.drain()
 
 
-async def test_cancelling_code_that_blocks(services: Services) -> None:
+async def test_cancelling_code_that_blocks(services: Services, tmp_path: Path) -> None:
     settings = services.settings()
     bus = await NatsBus.connect(settings, services.broker.url)
-    run = await submit(bus, settings, ScenarioSpec.model_validate(game(params={"raises": "block"})))
+    marker = tmp_path / "it blocks"
+    fields = game(params={"raises": "block", "marker": str(marker)})
+    run = await submit(bus, settings, ScenarioSpec.model_validate(fields))
     outcome = Outcome(run)
     async with asyncio.timeout(60):
         async for status in follow(bus, settings, run, submitted=True):
