@@ -275,6 +275,7 @@ async def test_cancelling_code_that_blocks(services: Services, tmp_path: Path) -
             if status is not None:
                 outcome.take(status)
                 if status.kind == "round_started":
+                    await wait_until(marker.exists, 30)
                     await cancel(bus, settings, run)
     assert outcome.state == "cancelled"
     assert "was killed" in outcome.reason
