@@ -25,7 +25,7 @@ from shared.bus import NatsBus
 from shared.codec import from_public
 from shared.errors import PopulaceError
 from shared.messages.scenario import ScenarioSpec
-from tests.conftest import ROOT, Services, unique
+from tests.conftest import ROOT, Services, unique, wait_until
 
 GAMES = str(ROOT / "tests" / "services")
 
