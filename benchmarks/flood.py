@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +22,7 @@ import psutil
 import uvloop
 
 from benchmarks.agents import Slow
-from benchmarks.harness import Ground, ground, machine
+from benchmarks.harness import Ground, ground, machine, watching
 from populace.world import open_world
 from shared.ids import new_id
 
@@ -32,27 +31,18 @@ from shared.ids import new_id
 def peaks(ground: Ground) -> Iterator[dict[str, float]]:
     """Highest resident memory by kind of process, in MB."""
     found = {"caller": 0.0, "worker": 0.0, "broker": 0.0}
-    over = threading.Event()
 
-    def watch() -> None:
-        while not over.wait(0.05):
-            with contextlib.suppress(psutil.Error):
-                for name, processes in (
-                    ("caller", [psutil.Process()]),
-                    ("worker", ground.host.children()),
-                    ("broker", [ground.broker]),
-                ):
-                    for process in processes:
-                        used = process.memory_info().rss / 1e6
-                        found[name] = max(found[name], used)
+    def look() -> None:
+        for name, processes in (
+            ("caller", [psutil.Process()]),
+            ("worker", ground.host.children()),
+            ("broker", [ground.broker]),
+        ):
+            for process in processes:
+                found[name] = max(found[name], process.memory_info().rss / 1e6)
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
+    with watching(look, 0.05):
         yield found
-    finally:
-        over.set()
-        thread.join()
 
 
 async def main(count: int, slow: float, as_json: bool) -> None:

@@ -9,8 +9,9 @@ import platform
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -47,6 +48,25 @@ class Ground:
             "worker": workers,
             "broker": cpu_seconds(self.broker),
         }
+
+
+@contextlib.contextmanager
+def watching(look: Callable[[], None], every: float) -> Iterator[None]:
+    """Have ``look`` called every so many seconds, in a thread of its own, while it lasts."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(every):
+            with contextlib.suppress(psutil.Error):  # of processes that have just ended
+                look()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def cpu_seconds(process: psutil.Process) -> float:

@@ -18,7 +18,6 @@ import resource
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +26,7 @@ import psutil
 import uvloop
 
 from benchmarks.agents import Dummy
-from benchmarks.harness import Ground, ground, machine
+from benchmarks.harness import Ground, ground, machine, watching
 from populace._random import AgentRandom, round_key, stream_key, stream_state
 from populace.world import open_world
 from shared.ids import new_id
@@ -40,24 +39,14 @@ REPEATS = 3
 def peak_memory(ground: Ground) -> Iterator[dict[str, float]]:
     """Highest sum of the proportional memory of all our processes, in MB, while it lasts."""
     found = {"peak_mb": 0.0}
-    over = threading.Event()
+    own = [psutil.Process(), ground.broker, ground.host]
 
-    def watch() -> None:
-        own = [psutil.Process(), ground.broker, ground.host]
-        while not over.wait(0.1):
-            total = 0
-            with contextlib.suppress(psutil.Error):
-                for process in [*own, *ground.host.children()]:
-                    total += process.memory_info().rss
-            found["peak_mb"] = max(found["peak_mb"], total / 1e6)
+    def look() -> None:
+        total = sum(p.memory_info().rss for p in [*own, *ground.host.children()])
+        found["peak_mb"] = max(found["peak_mb"], total / 1e6)
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
+    with watching(look, 0.1):
         yield found
-    finally:
-        over.set()
-        thread.join()
 
 
 async def ours(ground: Ground, count: int, wait: float, workers: int) -> dict[str, Any]:

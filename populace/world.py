@@ -88,7 +88,7 @@ class World:
         self._isolated: list[tuple[str, str]] = []
         """Workers that hold one agent each."""
         self._pool: WorkerPool | None = None
-        self._keeping: Keeping
+        self._keeping = Keeping(self)
         self._listening = Listening(bus, self._subjects, run)
         self._request: AcquireWorkers
         self._local: list[Worker] = []
@@ -132,7 +132,6 @@ class World:
             self._subjects.bucket_hosts,
             "no agent host is up; start one with 'populace up' (or python -m agent_host)",
         )
-        self._keeping = Keeping(self)
         self._request = AcquireWorkers(
             run=self.run,
             count=1,
@@ -213,8 +212,7 @@ class World:
         for task in self._creations:
             task.cancel()
         await self._listening.close()
-        if hasattr(self, "_keeping"):
-            await self._keeping.close()
+        await self._keeping.close()
         if self._pool is not None:
             await self._pool.release()
         for worker in reversed(self._local):

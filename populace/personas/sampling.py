@@ -81,7 +81,6 @@ class Sampler:
         self.spec = file.spec
         self.rejected: Counter[str] = Counter()
         """Draws that a constraint rejected, by constraint."""
-        self.unmet: Counter[str] = Counter()
         self._sources = [self._load(i, joint) for i, joint in enumerate(self.spec.joint)]
         self.names: list[str] = [n for source in self._sources for n in source.columns]
         """Attributes, in their order."""
@@ -162,20 +161,7 @@ class Sampler:
             )
         for i, rule in enumerate(attribute.table or []):
             for other, wanted in rule.when.items():
-                place = (*key, "table", i, "when", other)
-                known = self._categories.get(other)
-                if known is None:
-                    there = ", ".join(self._categories) or "none"
-                    raise self.file.complain(
-                        place,
-                        f"{other!r} has no categories before this attribute (there are: {there})",
-                    )
-                for category in [wanted] if isinstance(wanted, str) else wanted:
-                    if category not in known:
-                        raise self.file.complain(
-                            place,
-                            f"{other} has no category {category!r} (it has: {', '.join(known)})",
-                        )
+                self._check_condition((*key, "table", i, "when", other), other, wanted)
         self._note_categories(name, attribute)
         self.names.append(name)
 
