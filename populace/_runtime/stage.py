@@ -20,7 +20,6 @@ gets the answer of the first, and has no further effect.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +47,6 @@ process takes over; a call cancelled while it was under way; the number of an ev
 whose outcome is still open; the whole state; a listener of the environment's own, and its end."""
 MOST_EVENTS = 16
 """Events of which each led to the next, until they are taken for a storm without an end."""
-_KEPT_EVENTS = 2000
 _ROUNDS_KEPT = 2
 _MOST_OUTCOMES = 1_000_000
 """Outcomes of one round's calls that are remembered, in case one is made again."""
@@ -108,7 +106,8 @@ class Stage(Shard):
         """What the environment listens to: arguments of ``Worker.listen``."""
         self.waves: Waves | None = None
         """Where calls gather, if they are applied in agent order."""
-        self._replayed: deque[dict[str, Any]] = deque(maxlen=_KEPT_EVENTS)
+        self._replayed: list[dict[str, Any]] = []
+        """Events of the last lot of a journal that is done again."""
         self._waits = Account("")
         """Of calls that the journal holds; nobody is told of their credit."""
 
@@ -553,8 +552,8 @@ class Stage(Shard):
             await worker.listen_again(self, arguments)
         # What the last lot led to may not have been told; streams leave out what they have.
         if self._replayed:
-            await self._tell(list(self._replayed))
-            self._replayed.clear()
+            await self._tell(self._replayed)
+            self._replayed = []
         _log.info("an environment was taken over", path=self.path, calls=len(rows))
 
     async def _read_journal(self, mark: str) -> list[tuple[int, list[Any]]]:

@@ -205,9 +205,9 @@ class Worker:
         stage = Stage(self, path, cls, request.epoch)
         if request.members is not None:
             stage.waves = Waves(stage, request.members, request.member_count)
-        self._shards[request.shard] = stage
         if request.epoch > 1:
             await stage.take_over()
+        self._shards[request.shard] = stage
         await self._listen_for_calls(stage)
         return ShardOpened(shard=request.shard)
 
@@ -257,6 +257,7 @@ class Worker:
             waiting=self.waiting,
             rss=process.memory_info().rss,
             cpu=times.user + times.system,
+            listener_failures=self.listener_failures,
             profile=None if self._meter is None else self._meter.usage().plain(),
             sent_bytes=self.bus.stats.sent_bytes,
             received_bytes=self.bus.stats.received_bytes,

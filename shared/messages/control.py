@@ -179,6 +179,8 @@ class WorkerStats(BaseModel):
     calls: int
     waiting: int
     """Calls begun and not yet answered."""
+    listener_failures: int = 0
+    """Events whose handler raised."""
     rss: int
     """Bytes of memory."""
     cpu: float

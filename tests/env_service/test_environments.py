@@ -187,6 +187,9 @@ async def test_listeners_that_raise_or_leave(world: populace.World) -> None:
             await asyncio.sleep(0.02)
     assert [e[2]["winning"] for e in await actors[1].heard()] == [1.0]
     assert await actors[0].heard() == []
+    async with asyncio.timeout(10):
+        while sum(s.listener_failures for s in await world.worker_stats()) < 3:
+            await asyncio.sleep(0.02)
     assert await table.get("winning") == 3.0
 
 
