@@ -1,1 +1,1 @@
-"""The persona service: samples populations, and has their personas written."""
+"""Persona services: draw populations, have a model write their people, store them by name."""

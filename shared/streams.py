@@ -71,6 +71,30 @@ def journal_stream(subjects: Subjects) -> StreamSpec:
     )
 
 
+def persona_work_stream(subjects: Subjects) -> StreamSpec:
+    """Holds what persona services have to do; full, it refuses more, and they wait."""
+    return StreamSpec(
+        subjects.stream_persona_work,
+        (subjects.persona_job(), subjects.persona_part()),
+        work_queue=True,
+        max_bytes=512 << 20,
+        max_age=30 * 86400.0,
+        description="People that wait to be written",
+    )
+
+
+def persona_written_stream(subjects: Subjects) -> StreamSpec:
+    """Keeps people that were written until their population is stored."""
+    return StreamSpec(
+        subjects.stream_persona_written,
+        (subjects.persona_written(),),
+        keep=True,
+        max_bytes=2 << 30,
+        max_age=30 * 86400.0,
+        description="People that were written",
+    )
+
+
 async def ensure_streams(bus: Bus, subjects: Subjects) -> None:
     """Make all streams that aren't there; any process may be the first to come.
 

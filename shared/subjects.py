@@ -114,6 +114,23 @@ class Subjects:
         """Request: can this model be reached? Not captured by a stream."""
         return f"{self.prefix}.models.check"
 
+    # Personas
+    def persona(self, verb: str) -> str:
+        """Requests to the persona services: sample, fit, enrich, job. Not captured by a stream."""
+        return f"{self.prefix}.persona.{verb}"
+
+    def persona_job(self, job: str = "*") -> str:
+        """The queue of populations to be written, an entry each. Captured by a stream."""
+        return f"{self.prefix}.personas.job.{job}"
+
+    def persona_part(self, job: str = "*", part: str = "*") -> str:
+        """The queue of people to be written, a few in an entry. Captured by a stream."""
+        return f"{self.prefix}.personas.part.{job}.{part}"
+
+    def persona_written(self, job: str = "*", row: int | str = "*", turn: int | str = "*") -> str:
+        """People that were written, each on a subject of its own. Captured by a stream."""
+        return f"{self.prefix}.personas.written.{job}.{row}.{turn}"
+
     # Streams and buckets (names take no dots)
     @property
     def stream_scenarios(self) -> str:
@@ -139,6 +156,21 @@ class Subjects:
     def stream_journal(self) -> str:
         """Keeps what was done to environments until their run is over."""
         return f"{self.prefix}-journal"
+
+    @property
+    def stream_persona_work(self) -> str:
+        """Holds populations and people that are to be written."""
+        return f"{self.prefix}-persona-work"
+
+    @property
+    def stream_persona_written(self) -> str:
+        """Keeps people that were written until their population is complete and stored."""
+        return f"{self.prefix}-persona-written"
+
+    @property
+    def bucket_persona_jobs(self) -> str:
+        """Name of a population to what is known of its writing."""
+        return f"{self.prefix}-persona-jobs"
 
     @property
     def bucket_hosts(self) -> str:

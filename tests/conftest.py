@@ -136,12 +136,13 @@ class Services:
 
     broker: Broker
     runs: Path
+    personas: Path
     logs: Path
     processes: dict[str, subprocess.Popen]
 
     def settings(self, **more: object) -> Settings:
         """Settings that lead to it."""
-        return self.broker.settings(runs_dir=self.runs, **more)
+        return self.broker.settings(runs_dir=self.runs, personas_dir=self.personas, **more)
 
 
 def _end(started: dict[str, subprocess.Popen]) -> None:
@@ -160,14 +161,21 @@ def services(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """All services, as processes, for the tests that don't harm them."""
     logs = tmp_path_factory.mktemp("logs")
     runs = tmp_path_factory.mktemp("runs")
+    personas = tmp_path_factory.mktemp("personas")
     started = {
         name: start_service(
-            module, broker, logs / f"{name}.log", POPULACE_RUNS_DIR=str(runs), POPULACE_WORKERS="2"
+            module,
+            broker,
+            logs / f"{name}.log",
+            POPULACE_RUNS_DIR=str(runs),
+            POPULACE_PERSONAS_DIR=str(personas),
+            POPULACE_WORKERS="2",
         )
         for name, module in {
             "director": "services.director",
             "recorder": "services.recorder",
             "models": "services.models",
+            "persona_service": "persona_service",
             "env_service": "env_service",
             "agent_host": "agent_host",
         }.items()
@@ -180,7 +188,7 @@ def services(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterat
                     _wait_for_services(broker.settings(), broker.url, started, logs)
                 )
             ).result(90)
-        yield Services(broker, runs, logs, started)
+        yield Services(broker, runs, personas, logs, started)
     finally:
         _end(started)
         left = processes.marked(str(broker.home))

@@ -9,41 +9,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
-import sys
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from populace.cli import personas, show
 from populace.cli.groups import grouped
 from populace.cli.runs import Outcome, cancel, find_run, follow, list_runs, submit
+from populace.cli.session import (
+    BAD_INPUT,
+    FAILED,
+    INTERRUPTED,
+    NO_SERVICE,
+    Json,
+    print_json,
+    quiet_settings,
+    services_up,
+    with_bus,
+)
 from populace.errors import ScenarioError
 from populace.personas.people import find_people
 from populace.scenario_file import ScenarioFile, load_class, overrides_from, read_scenario
 from populace.stack import stack
-from populace.stack.state import broker_url
 from shared import __version__
 from shared.bus import NatsBus
 from shared.code import CodeLoader
 from shared.errors import (
-    BusError,
     BusUnavailableError,
     InvalidInputError,
     NoRespondersError,
     PopulaceError,
 )
 from shared.ids import check_token
-from shared.logs import configure_logs
 from shared.messages.scenario import ScenarioSpec
-from shared.settings import Settings, load_settings
-
-_CONNECT_WITHIN = 3.0
-
-FAILED, BAD_INPUT, NO_SERVICE, INTERRUPTED = 1, 2, 3, 130
+from shared.settings import Settings
 
 app = typer.Typer(
     add_completion=False,
@@ -51,7 +52,6 @@ app = typer.Typer(
     help="Run very large populations of LLM-driven agents.",
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
 File = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML).")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name.")]
 Agents = Annotated[int | None, typer.Option(help="Number of agents, instead of the file's.")]
@@ -114,20 +114,6 @@ def _root(
         typer.echo(context.get_help())
 
 
-def _settings() -> Settings:
-    settings = load_settings()
-    quiet = settings.model_copy(update={"log_level": "error"})
-    configure_logs(quiet, service="populace")
-    if "connect_timeout" in settings.model_fields_set:
-        return settings
-    # A person waits; services, which may start before their broker, have the longer default.
-    return settings.model_copy(update={"connect_timeout": _CONNECT_WITHIN})
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
-
-
 def _read(
     path: Path,
     agents: int | None,
@@ -168,7 +154,7 @@ def _check(settings: Settings, file: ScenarioFile) -> None:
 @app.command()
 def up() -> None:
     """Start the broker (unless POPULACE_NATS_URL is set) and all services on this machine."""
-    record = stack.up(_settings())
+    record = stack.up(quiet_settings())
     kind = "embedded broker" if record.embedded_broker else "broker"
     typer.echo(f"Populace is up; {kind} on {record.nats_url}. Stop it with 'populace down'.")
 
@@ -176,17 +162,17 @@ def up() -> None:
 @app.command()
 def down() -> None:
     """Stop everything that was started in this working directory."""
-    count = stack.down(_settings())
+    count = stack.down(quiet_settings())
     typer.echo(f"stopped {count} processes" if count else "nothing was running here")
 
 
 @app.command()
 def status(as_json: Json = False) -> None:
     """Show broker, services, hosts and runs."""
-    settings = _settings()
+    settings = quiet_settings()
     found = asyncio.run(stack.look(settings))
     if as_json:
-        _print_json(show.status_json(found))
+        print_json(show.status_json(found))
     else:
         show.show_status(found)
     if not all(found.services.values()):
@@ -205,9 +191,9 @@ def check(
 ) -> None:
     """Check a scenario file and import its class; nothing is started."""
     file = _read(scenario, agents, rounds, workers, seed, set_)
-    _check(_settings(), file)
+    _check(quiet_settings(), file)
     if as_json:
-        _print_json(file.spec.model_dump(mode="json", exclude_none=True))
+        print_json(file.spec.model_dump(mode="json", exclude_none=True))
     else:
         spec = file.spec
         typer.echo(
@@ -228,13 +214,13 @@ def publish(
     as_json: Json = False,
 ) -> None:
     """Hand a scenario to the running services; prints the run's name."""
-    settings = _settings()
+    settings = quiet_settings()
     file = _read(scenario, agents, rounds, workers, seed, set_)
     _check(settings, file)
     file.spec.run = check_token(run, "the run's name") if run else None
-    name = asyncio.run(_with_bus(settings, lambda bus: submit(bus, settings, file.spec)))
+    name = asyncio.run(with_bus(settings, lambda bus: submit(bus, settings, file.spec)))
     if as_json:
-        _print_json({"run": name})
+        print_json({"run": name})
     else:
         typer.echo(name)
 
@@ -242,15 +228,15 @@ def publish(
 @app.command()
 def watch(run: Run, as_json: Json = False) -> None:
     """Follow a run until it is recorded, then show its rounds."""
-    settings = _settings()
-    outcome = asyncio.run(_with_bus(settings, lambda bus: _watch(bus, settings, run, as_json)))
+    settings = quiet_settings()
+    outcome = asyncio.run(with_bus(settings, lambda bus: _watch(bus, settings, run, as_json)))
     _finish(outcome, as_json)
 
 
 @app.command("cancel")
 def cancel_(run: Run) -> None:
     """End a run; what it has so far is kept."""
-    settings = _settings()
+    settings = quiet_settings()
 
     async def work(bus: NatsBus) -> None:
         info = await find_run(bus, settings, run)
@@ -260,17 +246,17 @@ def cancel_(run: Run) -> None:
             raise InvalidInputError(f"the run {run!r} is over already: it has {info.state}")
         await cancel(bus, settings, run)
 
-    asyncio.run(_with_bus(settings, work))
+    asyncio.run(with_bus(settings, work))
     typer.echo(f"{run}: cancellation asked for")
 
 
 @app.command()
 def runs(as_json: Json = False) -> None:
     """List the runs that the installation knows."""
-    settings = _settings()
-    found = asyncio.run(_with_bus(settings, lambda bus: list_runs(bus, settings)))
+    settings = quiet_settings()
+    found = asyncio.run(with_bus(settings, lambda bus: list_runs(bus, settings)))
     if as_json:
-        _print_json([info.model_dump() for info in found])
+        print_json([info.model_dump() for info in found])
     elif found:
         show.out.print(show.runs_table(found))
     else:
@@ -292,68 +278,16 @@ def run_(
 
     Ctrl-C cancels the run and keeps what is there.
     """
-    settings = _settings()
+    settings = quiet_settings()
     if profile:
         set_ = [*(set_ or []), "profile=true"]
     file = _read(scenario, agents, rounds, workers, seed, set_)
     _check(settings, file)
-    started = False
-    with _stop_signals_as_interrupts():
-        try:
-            if not stack.is_up(settings) and not _services_answer(settings):
-                if not as_json:
-                    show.err.print("starting the services", markup=False)
-                stack.up(_with_root(settings, file))
-                started = True
-            outcome = asyncio.run(
-                _with_bus(settings, lambda bus: _run(bus, settings, file.spec, as_json))
-            )
-        finally:
-            if started:
-                stack.down(settings)
+    with services_up(settings, [Path(file.spec.folder or ".")], quiet=as_json):
+        outcome = asyncio.run(
+            with_bus(settings, lambda bus: _run(bus, settings, file.spec, as_json))
+        )
     _finish(outcome, as_json)
-
-
-def _with_root(settings: Settings, file: ScenarioFile) -> Settings:
-    """Settings under which services also load code from the scenario's own folder."""
-    roots = os.pathsep.join([settings.code_roots, file.spec.folder or "."])
-    return settings.model_copy(update={"code_roots": roots})
-
-
-def _services_answer(settings: Settings) -> bool:
-    """Whether services that others started serve the broker that is set."""
-    if settings.nats_url is None:
-        return False
-    try:
-        found = asyncio.run(stack.look(settings))
-    except BusUnavailableError:
-        raise
-    except BusError:
-        return False
-    return all(found.services.values())
-
-
-@contextlib.contextmanager
-def _stop_signals_as_interrupts() -> Any:
-    """Have SIGTERM and SIGHUP tidy up as Ctrl-C does."""
-
-    def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-async def _with_bus(settings: Settings, work: Callable[[NatsBus], Coroutine[Any, Any, Any]]) -> Any:
-    bus = await NatsBus.connect(settings, broker_url(settings))
-    try:
-        return await work(bus)
-    finally:
-        await bus.drain()
 
 
 async def _run(bus: NatsBus, settings: Settings, spec: ScenarioSpec, quiet: bool) -> Outcome:
@@ -403,7 +337,7 @@ async def _watch(
 def _finish(outcome: Outcome, as_json: bool) -> None:
     """Show a run's end, and turn its state into an exit code."""
     if as_json:
-        _print_json(show.outcome_json(outcome))
+        print_json(show.outcome_json(outcome))
     else:
         show.show_outcome(outcome)
     if outcome.unrecorded:
@@ -434,7 +368,7 @@ def results(
     as_json: Json = False,
 ) -> None:
     """Show a recorded run's rounds, and where its files are."""
-    settings = _settings()
+    settings = quiet_settings()
     check_token(run, "the run's name")
     folder = settings.runs_dir / run
     try:
@@ -449,7 +383,7 @@ def results(
     groups = None if by is None else grouped(folder / "answers.parquet", by)
     if as_json:
         found = {"manifest": manifest, "rounds": rows, "folder": str(folder.resolve())}
-        _print_json(found if groups is None else {**found, "groups": groups})
+        print_json(found if groups is None else {**found, "groups": groups})
         return
     if groups is not None:
         show.show_groups(by or "", groups)

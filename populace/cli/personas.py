@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from populace.cli import show
+from populace.cli.writing import write
 from populace.personas.people import read_rows
 from shared.errors import InvalidInputError
 from shared.settings import load_settings
@@ -22,11 +23,16 @@ app = typer.Typer(
     add_completion=False,
 )
 
+app.command("write")(write)
+
 Source = Annotated[
     str, typer.Argument(metavar="FILE", help="A population file, or the name of a template.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Size = Annotated[int | None, typer.Option("--size", min=1, help="Number of people.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", help="Also write the report as a page with plots.")
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="What all draws follow from.")]
 
 
@@ -54,6 +60,7 @@ def sample(
     ] = None,
     size: Size = None,
     seed: Seed = None,
+    html: Html = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw a population, store it under its name, and report how well it fits."""
@@ -65,6 +72,8 @@ def sample(
     path = out or load_settings().personas_dir / f"{sampler.spec.name}.parquet"
     save(table, path)
     report = fit_report(sampler, table)
+    if html is not None:
+        _write_page(html, report, table)
     if as_json:
         _print_json({"file": str(path), **report.model_dump()})
         return
@@ -78,13 +87,17 @@ def fit(
     people: Annotated[
         Path, typer.Argument(metavar="PEOPLE", help="Rows: .parquet, .csv or .jsonl.")
     ],
+    html: Html = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare people, from wherever, with what a population file asks for."""
     from populace.personas.fit import fit_report
 
     sampler = _sampler(source, None, None)
-    report = fit_report(sampler, read_rows(people))
+    table = read_rows(people)
+    report = fit_report(sampler, table)
+    if html is not None:
+        _write_page(html, report, table)
     if as_json:
         _print_json(report.model_dump())
     else:
@@ -118,6 +131,55 @@ def show_(
     for row in some:
         shown.add_row(*(show.number(value) for value in row.values()))
     show.out.print(shown)
+
+
+@app.command("import")
+def import_(
+    people: Annotated[
+        Path, typer.Argument(metavar="PEOPLE", help="Ready people: .parquet, .csv or .jsonl.")
+    ],
+    name: Annotated[str, typer.Option("--name", help="Under which they are stored.")],
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map", metavar="THEIRS=OURS", help="Rename a column, such as biography=text."
+        ),
+    ] = None,
+) -> None:
+    """Store people from elsewhere under a name, for scenarios to use."""
+    from populace.personas.store import store_people
+
+    mapping = {}
+    for pair in columns or []:
+        theirs, equals, ours = pair.partition("=")
+        if not equals or not theirs or not ours:
+            raise InvalidInputError(f"--map {pair!r}: write it as THEIRS=OURS")
+        mapping[theirs] = ours
+    path = store_people(name, read_rows(people), columns=mapping)
+    show.out.print(f"{read_rows(path).num_rows:,} people in {path}", markup=False)
+
+
+@app.command()
+def export(
+    people: Annotated[str, typer.Argument(metavar="NAME", help="A stored population.")],
+    out: Annotated[Path, typer.Argument(metavar="FILE", help=".parquet, .csv or .jsonl.")],
+) -> None:
+    """Write a stored population's rows, texts included, to a file."""
+    from populace.personas.sampling import save
+
+    table = read_rows(load_settings().personas_dir / f"{people}.parquet")
+    save(table, out)
+    show.out.print(f"{table.num_rows:,} people in {out}", markup=False)
+
+
+def _write_page(path: Path, report: Any, table: Any) -> None:
+    from populace.personas.fit_page import fit_page
+
+    try:
+        path.write_text(fit_page(report, table), encoding="utf-8")
+    except OSError as error:
+        raise InvalidInputError(f"{path} can't be written: {error}") from None
+    show.err.print(f"report in {path}", markup=False)
 
 
 def _list_stored(folder: Path, as_json: bool) -> None:

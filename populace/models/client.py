@@ -7,7 +7,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from populace.models.backends import Backend, make_backend
-from shared.bus import Bus, Message
+from shared.bus import Bus, Message, Subscription
 from shared.codec import from_public, pack_plain
 from shared.errors import BusError, CodecError, InvalidInputError, PopulaceError
 from shared.logs import get_logger
@@ -127,6 +127,7 @@ class QueuedModels(ModelClient):
         models: the models of this run by name.
         run: the run's name; prompts of a run that is over are dropped unanswered.
         timeout: seconds that a prompt may wait for its answer.
+        box: name of the inbox for answers, where one process has several clients.
     """
 
     def __init__(
@@ -137,13 +138,15 @@ class QueuedModels(ModelClient):
         run: str,
         *,
         timeout: float,
+        box: str = "m",
     ) -> None:
         super().__init__(models)
         self._bus = bus
         self._subjects = subjects
         self._run = run
         self._timeout = timeout
-        self._inbox = subjects.inbox(bus.process, "m")
+        self._inbox = subjects.inbox(bus.process, box)
+        self._subscription: Subscription | None = None
         self._waiting: dict[int, asyncio.Future[ModelResponse]] = {}
         self._queues: dict[str, list[ModelRequest]] = {}
         self._scheduled = False
@@ -157,10 +160,12 @@ class QueuedModels(ModelClient):
 
     async def start(self) -> None:
         """Begin to receive answers."""
-        await self._bus.subscribe(self._inbox, self._receive)
+        self._subscription = await self._bus.subscribe(self._inbox, self._receive)
 
     async def close(self) -> None:
         """Fail what still waits."""
+        if self._subscription is not None:
+            await self._subscription.unsubscribe()
         for number in list(self._waiting):
             self._fail(number, "internal", "the worker was stopped")
         for task in list(self._tasks):

@@ -14,8 +14,9 @@ from shared.errors import InvalidInputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TEXT = "text"
-"""The column that holds a written persona, if there is one."""
+TEXT, PROBLEM = "text", "problem"
+"""The columns that hold a written persona, if there is one, and why there is none."""
+_NO_ATTRIBUTES = frozenset((TEXT, PROBLEM))
 
 
 class Persona(Mapping[str, Any]):
@@ -49,11 +50,13 @@ class Persona(Mapping[str, Any]):
     def text(self) -> str:
         """The person in words: as written, or its attributes in one sentence."""
         if TEXT in self._people.names:
-            return str(self[TEXT])
+            text = self[TEXT]
+            if text:
+                return str(text)
         told = "; ".join(
             f"{name.replace('_', ' ')}: {value}"
             for name, value in self.items()
-            if value is not None
+            if value is not None and name not in _NO_ATTRIBUTES
         )
         return f"You are a person with these attributes: {told}."
 
@@ -88,7 +91,9 @@ class People:
         import pyarrow as pa
 
         some = self._table.take(pa.array(rows)) if len(rows) != len(self) else self._table
-        return {name: some.column(name).to_pylist() for name in self.names if name != TEXT}
+        return {
+            name: some.column(name).to_pylist() for name in self.names if name not in _NO_ATTRIBUTES
+        }
 
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -129,15 +134,7 @@ def load_people(source: str, roots: Sequence[Path], count: int, start: int, stop
         InvalidInputError: the file can't be used, or holds too few people.
         PopulationError: it is a population file that can't be used.
     """
-    if source.startswith(_TEMPLATE):
-        path = _TEMPLATES / f"{source.removeprefix(_TEMPLATE)}.yaml"
-    else:
-        path = Path(source).resolve()
-        if not any(root in path.parents for root in roots):
-            raise InvalidInputError(
-                f"the people's file {source!r} is outside the folders that these services read "
-                f"({', '.join(map(str, roots)) or 'none'}); see POPULACE_CODE_ROOTS"
-            )
+    path = people_path(source, roots)
     if path.suffix in (".yaml", ".yml"):
         try:
             from populace.personas.sampling import Sampler
@@ -153,6 +150,23 @@ def load_people(source: str, roots: Sequence[Path], count: int, start: int, stop
             f"{path.name} holds {table.num_rows:,} people, fewer than the {count:,} agents"
         )
     return People(table.slice(start, stop - start))
+
+
+def people_path(source: str, roots: Sequence[Path]) -> Path:
+    """The file that ``find_people`` found, if it may be read.
+
+    Raises:
+        InvalidInputError: it lies outside the folders of which files may be read.
+    """
+    if source.startswith(_TEMPLATE):
+        return _TEMPLATES / f"{source.removeprefix(_TEMPLATE)}.yaml"
+    path = Path(source).resolve()
+    if not any(root in path.parents for root in roots):
+        raise InvalidInputError(
+            f"the people's file {source!r} is outside the folders that these services read "
+            f"({', '.join(map(str, roots)) or 'none'}); see POPULACE_CODE_ROOTS"
+        )
+    return path
 
 
 def read_rows(path: Path) -> pa.Table:

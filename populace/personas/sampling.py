@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from populace.personas.expressions import Expression
+from populace.personas.people import read_rows
 from populace.personas.raking import RakingError, rake
 from populace.personas.spec import Attribute, Draw, Joint, PopulationFile, Rule, frozen
 from populace.personas.uniform import shuffled, uniform
@@ -122,15 +125,15 @@ class Sampler:
         return _Source(f"joint/{number}", joint, columns, weights / weights.sum())
 
     def _read(self, key: tuple[Any, ...], joint: Joint) -> Any:
+        if self.file.folder is None:
+            raise self.file.complain((*key, "file"), "tables can be named in a file alone")
         path = self.file.folder / joint.file
         if not path.is_file():
             raise self.file.complain((*key, "file"), f"there is no file {joint.file!r} beside it")
         try:
-            table = pq.read_table(path) if path.suffix == ".parquet" else pacsv.read_csv(path)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise self.file.complain(
-                (*key, "file"), f"{joint.file} can't be read: {error}"
-            ) from None
+            table = read_rows(path)
+        except InvalidInputError as error:
+            raise self.file.complain((*key, "file"), str(error)) from None
         if table.num_rows == 0:
             raise self.file.complain((*key, "file"), f"{joint.file} has no rows")
         return table
@@ -214,6 +217,11 @@ class Sampler:
         for name in (HOUSEHOLD, ROLE):
             if name in self.names:
                 raise self.file.complain(("households",), f"{name!r} names what households add")
+
+    @property
+    def categories(self) -> dict[str, list[str]]:
+        """The categories of each attribute that has any."""
+        return {name: list(found) for name, found in self._categories.items()}
 
     # Drawing
     def rows(self, start: int = 0, stop: int | None = None) -> pa.Table:
@@ -334,7 +342,10 @@ class Sampler:
                 ("attributes", name, "table"),
                 f"no rule fits {case}; add one without 'when' for the rest",
             )
-        return Coded(categories, found) if categories else found
+        if categories:
+            return Coded(categories, found)
+        whole = all(rule.round is not None and rule.round <= 0 for rule in table)
+        return found.astype(np.int64) if whole else found
 
     def _meet_constraints(
         self, index: Any, homes: tuple[Any, Any] | None, columns: Columns
@@ -466,16 +477,22 @@ def save(table: pa.Table, path: Path) -> None:
         InvalidInputError: the ending is none of .parquet, .csv, .jsonl, or the place can't be
             written.
     """
+    writers: dict[str, Callable[[pa.Table, Path], None]] = {
+        ".parquet": lambda rows, to: pq.write_table(rows, to, compression="zstd"),
+        ".csv": lambda rows, to: pacsv.write_csv(_decoded(rows), to),
+        ".jsonl": _write_lines,
+    }
+    write = writers.get(path.suffix)
+    if write is None:
+        raise InvalidInputError(f"{path}: the ending must be one of {', '.join(writers)}")
+    half = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".parquet":
-            pq.write_table(table, path, compression="zstd")
-        elif path.suffix == ".csv":
-            pacsv.write_csv(_decoded(table), path)
-        elif path.suffix == ".jsonl":
-            _write_lines(table, path)
-        else:
-            raise InvalidInputError(f"{path}: the ending must be .parquet, .csv or .jsonl")
+        try:
+            write(table, half)
+            half.replace(path)  # nobody ever sees half a file
+        finally:
+            half.unlink(missing_ok=True)
     except OSError as error:
         raise InvalidInputError(f"{path} can't be written: {error}") from None
 

@@ -275,26 +275,40 @@ class PopulationFile:
     """A population file that was read and checked.
 
     Args:
-        path: the file.
+        source: the file, or what a file would hold.
         overrides: ``size`` and ``seed``, as the command line says.
 
     Raises:
         PopulationError: one sentence with file, line and key.
     """
 
-    def __init__(self, path: str | Path, overrides: dict[str, Any] | None = None) -> None:
-        self._file = YamlFile(Path(path), "a population", PopulationError)
+    def __init__(
+        self, source: str | Path | dict[str, Any], overrides: dict[str, Any] | None = None
+    ) -> None:
+        self._file: YamlFile | None = None
+        if isinstance(source, dict):
+            raw = {"name": "population", **source}
+            self.folder: Path | None = None
+            """Where the tables that it names lie; None: it may name none."""
+        else:
+            self._file = YamlFile(Path(source), "a population", PopulationError)
+            raw = self._file.raw
+            self.folder = Path(source).resolve().parent
         for key, value in (overrides or {}).items():
-            self._file.override(key, value)
-        self.folder = Path(path).resolve().parent
-        """Where the tables that it names lie."""
+            if self._file is not None:
+                self._file.override(key, value)
+            else:
+                raw[key] = value
         try:
-            self.spec = PopulationSpec.model_validate(self._file.raw)
+            self.spec = PopulationSpec.model_validate(raw)
         except ValidationError as error:
-            place = self._file.where(tuple(error.errors()[0]["loc"]))
+            place = self._where(tuple(error.errors()[0]["loc"]))
             raise PopulationError(f"{place}: {first_problem(error)}") from None
+
+    def _where(self, key: tuple[Any, ...]) -> str:
+        return "the population" if self._file is None else self._file.where(key)
 
     def complain(self, key: tuple[Any, ...], text: str) -> PopulationError:
         """An error that names the place of a key."""
         dotted = ".".join(str(part) for part in key)
-        return PopulationError(f"{self._file.where(key)}: {dotted}: {text}")
+        return PopulationError(f"{self._where(key)}: {dotted}: {text}")

@@ -37,6 +37,7 @@ SERVICES = {
     "director": "services.director",
     "recorder": "services.recorder",
     "models": "services.models",
+    "persona_service": "persona_service",
     "env_service": "env_service",
     "agent_host": "agent_host",
 }
@@ -137,6 +138,7 @@ def _start_all(settings: Settings) -> StackRecord:
         "POPULACE_NATS_URL": record.nats_url,
         "POPULACE_HOME": str(settings.home.resolve()),
         "POPULACE_RUNS_DIR": str(settings.runs_dir.resolve()),
+        "POPULACE_PERSONAS_DIR": str(settings.personas_dir.resolve()),
         "POPULACE_CODE_ROOTS": os.pathsep.join(map(str, settings.roots)),
     }
     started = {

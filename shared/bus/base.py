@@ -50,8 +50,10 @@ class StreamSpec:
     subjects: tuple[str, ...]
     work_queue: bool = False
     """Each message goes to one consumer and is removed once acknowledged."""
+    keep: bool = False
+    """Full, it refuses new messages rather than to lose old ones; work queues always do."""
     max_bytes: int = 1 << 30
-    """Beyond this the oldest messages go (or, in a work queue, new ones are refused)."""
+    """Beyond this the oldest messages go, or new ones are refused (work queues, ``keep``)."""
     max_age: float = 7 * 86400.0
     """Seconds after which a message goes; 0: never."""
     description: str = ""
@@ -280,6 +282,14 @@ class Bus(abc.ABC):
         """What the stream holds on the subjects, oldest first, then what comes.
 
         Yields None whenever nothing came for ``idle`` seconds. Never ends by itself.
+        """
+
+    @abc.abstractmethod
+    async def last(self, stream: str, subject: str) -> Message | None:
+        """The latest message that the stream holds on a subject (no wildcards), or None.
+
+        Raises:
+            BusError: there is no such stream, or no answer.
         """
 
     @abc.abstractmethod

@@ -147,7 +147,7 @@ class _Stream:
                     break
                 self.remove(sequence)
         if self.size + len(data) > self.spec.max_bytes:
-            if self.spec.work_queue:
+            if self.spec.work_queue or self.spec.keep:
                 raise BusError(f"the stream {self.spec.name!r} is full")
             while self.messages and self.size + len(data) > self.spec.max_bytes:
                 self.remove(next(iter(self.messages)))
@@ -540,6 +540,13 @@ class MemoryBus(Bus):
     ) -> KeyValue:
         """See ``Bus.bucket``."""
         return self.broker.buckets.setdefault(name, _MemoryBucket(ttl))
+
+    async def last(self, stream: str, subject: str) -> Message | None:
+        """See ``Bus.last``."""
+        for stored in reversed(self._stream(stream).messages.values()):
+            if stored.subject == subject:
+                return Message(stored.subject, stored.data, "", stored.headers)
+        return None
 
     async def purge(self, stream: str, subject: str, *, before: int = 0) -> None:
         """See ``Bus.purge``."""

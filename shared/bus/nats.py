@@ -507,7 +507,10 @@ class NatsBus(Bus):
             retention=(
                 api.RetentionPolicy.WORK_QUEUE if spec.work_queue else api.RetentionPolicy.LIMITS
             ),
-            discard=api.DiscardPolicy.NEW if spec.work_queue else api.DiscardPolicy.OLD,
+            discard=(
+                api.DiscardPolicy.NEW if spec.work_queue or spec.keep else api.DiscardPolicy.OLD
+            ),
+            allow_direct=True,
             max_bytes=spec.max_bytes,
             max_age=spec.max_age,
             storage=api.StorageType.FILE,
@@ -636,6 +639,16 @@ class NatsBus(Bus):
                 f"the bucket {name!r} can't be set up (is JetStream on?): {error}"
             ) from error
         return _NatsBucket(inner)
+
+    async def last(self, stream: str, subject: str) -> Message | None:
+        """See ``Bus.last``."""
+        try:
+            found = await self._js.get_last_msg(stream, subject, direct=True)
+        except nats.js.errors.NotFoundError:
+            return None
+        except (TimeoutError, nats.errors.Error) as error:
+            raise BusError(f"the stream {stream!r} can't be read: {error}") from error
+        return Message(subject, found.data or b"", "", found.headers)
 
     async def purge(self, stream: str, subject: str, *, before: int = 0) -> None:
         """See ``Bus.purge``."""

@@ -21,7 +21,8 @@ class ScriptSpec(Strict):
     """How the scripted back end answers: no language model, for tests and benchmarks."""
 
     text: str = "My number is {number}."
-    """Answer to a prompt without a schema; ``{number}`` stands for the drawn number."""
+    """Answer to a prompt without a schema; ``{number}`` stands for the drawn number, ``{words}``
+    for some thirty drawn words."""
     low: float = 0.0
     high: float = 100.0
     """Numbers are drawn evenly from [low, high], from (seed, agent, round, call) alone."""

@@ -17,6 +17,9 @@ from shared.messages.model import ModelRequest, ModelResponse
 from shared.messages.scenario import ModelSpec, ScriptSpec
 
 _DEPTH = 8
+_SO_MANY = 30
+_WORDS = [f"{a}{b}{c}" for a in ("ba", "de", "ki", "lo", "mu") for b in "lnrst" for c in "aeiou"]
+"""125 words that mean nothing."""
 _stream_key = functools.lru_cache(maxsize=1024)(stream_key)
 
 
@@ -60,7 +63,7 @@ class ScriptedBackend(Backend):
             filled = _fill(request.schema, source, number, script, 0)
             text = json.dumps(filled)
         else:
-            text = script.text.replace("{number}", f"{number:g}")
+            text = _text(script, source, number)
         response = ModelResponse(
             request.number,
             text=text,
@@ -69,6 +72,13 @@ class ScriptedBackend(Backend):
             backend=self.name,
         )
         return fit(response, request.schema)
+
+
+def _text(script: ScriptSpec, source: AgentRandom, number: float) -> str:
+    text = script.text.replace("{number}", f"{number:g}")
+    if "{words}" in text:
+        text = text.replace("{words}", " ".join(source.choice(_WORDS) for _ in range(_SO_MANY)))
+    return text
 
 
 def _fill(
@@ -102,5 +112,7 @@ def _fill(
         return source.random() < 0.5
     if kind == "null":
         return None
-    text = script.text.replace("{number}", f"{number:g}")
+    text = _text(script, source, number)
+    while len(text) < schema.get("minLength", 0):
+        text = f"{text} {_text(script, source, number)}"
     return text[: schema["maxLength"]] if "maxLength" in schema else text

@@ -1,0 +1,305 @@
+"""Answers requests about populations, and takes part in writing them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from persona_service.crew import ACK_WAIT, Crew, Job, keep_alive
+from persona_service.foreman import Foreman
+from persona_service.sources import open_people, open_sampler
+from populace.personas.fit import fit_report
+from populace.personas.people import read_rows
+from populace.personas.sampling import save
+from shared.bus import Delivery, Message
+from shared.codec import to_json
+from shared.errors import InvalidInputError, PopulaceError, RevisionConflictError
+from shared.ids import check_token, new_id
+from shared.logs import get_logger
+from shared.messages.control import CheckModel, ModelChecked
+from shared.messages.model import pool_name
+from shared.messages.persona import (
+    EnrichRequest,
+    FitReply,
+    FitRequest,
+    JobInfo,
+    JobRecord,
+    JobRequest,
+    PeopleRequest,
+    Sampled,
+    SampleRequest,
+)
+from shared.service import ServiceContext, answer_request, ask
+from shared.streams import (
+    append_patiently,
+    ensure_streams,
+    persona_work_stream,
+    persona_written_stream,
+)
+
+_log = get_logger(__name__)
+
+Request = TypeVar("Request", bound=BaseModel)
+
+_CHECK_WITHIN = 120.0
+_MODEL_SERVICE_WITHIN = 10.0
+_FOREMEN = 8
+_HEADROOM = 4096
+_ATTEMPTS = 5
+
+
+class PersonaService:
+    """One of the persona services of an installation."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._bus = context.bus
+        self._settings = context.settings
+        self._subjects = context.settings.subjects
+        self._crew = Crew(self._bus, self._settings)
+        self._foremen: set[asyncio.Task[None]] = set()
+        self.sampled = 0
+
+    # Requests
+    async def sample(self, request: SampleRequest) -> Sampled:
+        """Draw people."""
+        if request.store is not None:
+            check_token(request.store, "the name")
+        table, sampler = await asyncio.to_thread(open_people, request, self._settings)
+        stop = table.num_rows if request.stop is None else request.stop
+        if not request.start <= stop <= table.num_rows:
+            raise InvalidInputError(
+                f"start and stop: there are people 0 to {table.num_rows}, "
+                f"not {request.start} to {stop}"
+            )
+        whole = request.start == 0 and stop == table.num_rows
+        answer = Sampled(count=stop - request.start)
+        if sampler is not None and whole:
+            report = await asyncio.to_thread(fit_report, sampler, table)
+            answer.fit = report.model_dump()
+        self.sampled += answer.count
+        if request.store is not None:
+            path = self._settings.personas_dir.resolve() / f"{request.store}.parquet"
+            await asyncio.to_thread(save, table, path)
+            answer.file = str(path)
+            return answer
+        answer.rows = table.slice(request.start, answer.count).to_pylist()
+        size = len(to_json(answer.model_dump(mode="json")))
+        if size > self._bus.max_payload - _HEADROOM:
+            raise InvalidInputError(
+                f"{answer.count:,} people make {size:,} bytes, more than one message holds "
+                f"({self._bus.max_payload:,}): ask for fewer with start and stop, or store them"
+            )
+        return answer
+
+    async def fit(self, request: FitRequest) -> FitReply:
+        """Compare people with what a population asks for."""
+
+        def compare() -> dict[str, Any]:
+            sampler = open_sampler(request.population, self._settings)
+            people = (
+                PeopleRequest(people=request.people)
+                if isinstance(request.people, str)
+                else PeopleRequest(rows=request.people)
+            )
+            table, _ = open_people(people, self._settings)
+            return fit_report(sampler, table).model_dump()
+
+        return FitReply(fit=await asyncio.to_thread(compare))
+
+    async def enrich(self, request: EnrichRequest) -> JobInfo:
+        """Begin to have a population written, or say how far that is."""
+        await self._check(request)
+        bucket = await self._bus.bucket(self._subjects.bucket_persona_jobs)
+        for _ in range(_ATTEMPTS):
+            entry = await bucket.get(request.name)
+            record = None if entry is None else JobRecord.model_validate_json(entry.value)
+            if record is not None and not record.info.over:
+                if _same(record.request, request):
+                    return record.info
+                raise InvalidInputError(
+                    f"the population {request.name!r} is being written in another way; wait for "
+                    "it, cancel it, or choose another name"
+                )
+            if record is not None and _complete(record, request, self._settings):
+                return record.info
+            if record is None or record.info.state != "cancelled" or request.again:
+                await self._bus.purge(
+                    self._subjects.stream_persona_written,
+                    self._subjects.persona_written(request.name),
+                )
+            info = JobInfo(name=request.name)
+            fresh = JobRecord(request=request, info=info, generation=new_id("g"))
+            data = fresh.model_dump_json().encode()
+            try:
+                if entry is None:
+                    await bucket.create(request.name, data)
+                else:
+                    await bucket.update(request.name, data, entry.revision)
+            except RevisionConflictError:
+                continue  # someone else was first; look again
+            await append_patiently(
+                self._bus,
+                self._subjects.persona_job(request.name),
+                request.name.encode(),
+                headers={},
+                message_id=fresh.generation,
+            )
+            return info
+        raise PopulaceError(f"the population {request.name!r} is asked for by too many at once")
+
+    async def _check(self, request: EnrichRequest) -> None:
+        """Complain of whatever can be known before anything is begun."""
+        table, _ = await asyncio.to_thread(open_people, request, self._settings)
+        if table.num_rows == 0:
+            raise InvalidInputError("there are no people to write")
+        Job(self._bus, self._settings, JobRecord(request=request, info=JobInfo(name="-")), "x")
+        pools = await self._bus.bucket(self._subjects.bucket_pools)
+        await pools.put(pool_name(request.model), request.model.model_dump_json().encode())
+        if request.model.backend == "scripted":
+            return
+        checked = await ask(
+            self._bus,
+            self._subjects.model_check,
+            CheckModel(spec=request.model),
+            ModelChecked,
+            timeout=_CHECK_WITHIN,
+            patience=_MODEL_SERVICE_WITHIN,
+        )
+        if not checked.ok:
+            raise InvalidInputError(f"model: {checked.error}")
+
+    async def job(self, request: JobRequest) -> JobInfo:
+        """Say how far the writing of a population is, or stop it."""
+        bucket = await self._bus.bucket(self._subjects.bucket_persona_jobs)
+        while True:
+            entry = await bucket.get(request.name)
+            if entry is None:
+                raise InvalidInputError(f"no population named {request.name!r} was ever written")
+            record = JobRecord.model_validate_json(entry.value)
+            if request.action == "status" or record.info.over:
+                return record.info
+            record.info.state = "cancelled"
+            try:
+                await bucket.update(request.name, record.model_dump_json().encode(), entry.revision)
+            except RevisionConflictError:
+                continue
+            return record.info
+
+    # Work
+    async def _lead(self) -> None:
+        """Take populations from the queue, and see each through."""
+        consumer = await self._bus.consumer(
+            self._subjects.stream_persona_work,
+            durable="jobs",
+            subjects=(self._subjects.persona_job(),),
+            ack_wait=ACK_WAIT,
+        )
+        while True:
+            if len(self._foremen) >= _FOREMEN:
+                await asyncio.wait(self._foremen, return_when=asyncio.FIRST_COMPLETED)
+                continue
+            for delivery in await consumer.fetch(1, timeout=2.0):
+                task = asyncio.ensure_future(self._see_through(delivery))
+                self._foremen.add(task)
+                task.add_done_callback(self._foremen.discard)
+
+    async def _see_through(self, delivery: Delivery) -> None:
+        alive = asyncio.ensure_future(keep_alive(delivery))
+        try:
+            await Foreman(self._bus, self._settings, delivery.data.decode(), delivery).run()
+            await delivery.ack()
+        except PopulaceError as error:
+            _log.warning("a population will be taken up again", error=str(error))
+            with contextlib.suppress(PopulaceError):
+                await delivery.nak(1.0)
+        except Exception:
+            _log.exception("the writing of a population failed; it will be taken up again")
+        finally:
+            alive.cancel()
+
+    async def _always(self, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await work()
+            except PopulaceError as error:
+                _log.warning("taking work starts anew", error=str(error))
+                await asyncio.sleep(1.0)
+
+    def _endpoint(
+        self, model: type[Request], handler: Callable[[Request], Awaitable[BaseModel]]
+    ) -> Callable[[Message], Awaitable[None]]:
+        running: set[asyncio.Task[None]] = set()
+
+        async def take(message: Message) -> None:
+            # A task each: a large population must not hold up small questions.
+            task = asyncio.ensure_future(answer_request(self._bus, message, model, handler))
+            running.add(task)
+            task.add_done_callback(running.discard)
+
+        return take
+
+    async def run(self) -> None:
+        """Serve until told to stop."""
+        await ensure_streams(self._bus, self._subjects)
+        await self._bus.ensure_stream(persona_work_stream(self._subjects))
+        await self._bus.ensure_stream(persona_written_stream(self._subjects))
+        await self._context.announce(
+            "Draws populations from distributions and has their people written",
+            stats=lambda: {
+                "sampled": self.sampled,
+                "written": self._crew.written,
+                "failed": self._crew.failed,
+                "populations": len(self._foremen),
+            },
+            endpoints={
+                "sample": (
+                    self._subjects.persona("sample"),
+                    self._endpoint(SampleRequest, self.sample),
+                ),
+                "fit": (self._subjects.persona("fit"), self._endpoint(FitRequest, self.fit)),
+                "enrich": (
+                    self._subjects.persona("enrich"),
+                    self._endpoint(EnrichRequest, self.enrich),
+                ),
+                "job": (self._subjects.persona("job"), self._endpoint(JobRequest, self.job)),
+            },
+        )
+        work = [
+            asyncio.ensure_future(self._always(self._lead)),
+            asyncio.ensure_future(self._always(self._crew.run)),
+        ]
+        _log.info("persona service is up")
+        try:
+            await self._context.stopping.wait()
+        finally:
+            for task in (*work, *self._foremen):
+                task.cancel()
+            await asyncio.wait([*work, *self._foremen], timeout=5)
+            await self._crew.close()
+
+
+def _same(one: EnrichRequest, other: EnrichRequest) -> bool:
+    def essence(request: EnrichRequest) -> str:
+        text = request.model_dump_json(exclude={"again"})
+        return hashlib.blake2b(text.encode()).hexdigest()
+
+    return essence(one) == essence(other)
+
+
+def _complete(record: JobRecord, request: EnrichRequest, settings: Any) -> bool:
+    """Whether that very population was written, and nobody is missing."""
+    if request.again or record.info.state != "finished" or record.info.failed:
+        return False
+    path = settings.personas_dir / f"{request.name}.parquet"
+    return _same(record.request, request) and path.is_file() and read_rows(path).num_rows > 0
+
+
+async def main(context: ServiceContext) -> None:
+    """The persona service."""
+    await PersonaService(context).run()

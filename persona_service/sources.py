@@ -1,0 +1,92 @@
+"""Where people come from: names, files, or what a request itself holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from populace.personas.people import PROBLEM, TEXT, find_people, people_path, read_rows
+from populace.personas.sampling import Sampler
+from populace.personas.spec import PopulationFile
+from shared.errors import InvalidInputError
+from shared.messages.persona import PeopleRequest
+from shared.settings import Settings
+
+_MOST_CATEGORIES = 200
+
+
+def open_sampler(
+    source: str | dict[str, Any], settings: Settings, overrides: dict[str, Any] | None = None
+) -> Sampler:
+    """The sampler of a population: a template, the path of a file, or what a file would hold.
+
+    Raises:
+        InvalidInputError: there is none, or it may not be read.
+        PopulationError: it can't be used.
+    """
+    if isinstance(source, dict):
+        return Sampler(PopulationFile(source, overrides))
+    path = _path(source, settings)
+    if path.suffix not in (".yaml", ".yml"):
+        raise InvalidInputError(f"{path.name} holds people, not a population file")
+    return Sampler(PopulationFile(path, overrides))
+
+
+def _path(name: str, settings: Settings) -> Path:
+    found = find_people(name, Path(), settings.personas_dir)
+    return people_path(found, (*settings.roots, settings.personas_dir.resolve()))
+
+
+def open_people(request: PeopleRequest, settings: Settings) -> tuple[pa.Table, Sampler | None]:
+    """All the people that a request means, and their sampler if they are drawn.
+
+    Raises:
+        InvalidInputError: there are none, or they may not be read.
+        PopulationError: the population file can't be used.
+    """
+    problem = request.given()
+    if problem is not None:
+        raise InvalidInputError(problem)
+    overrides = {
+        key: value
+        for key, value in (("size", request.size), ("seed", request.seed))
+        if value is not None
+    }
+    if request.rows is not None:
+        try:
+            table = pa.Table.from_pylist(request.rows)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise InvalidInputError(f"rows: must all have the same columns: {error}") from None
+        return _cut(table, request.size), None
+    if request.population is not None:
+        sampler = open_sampler(request.population, settings, overrides)
+        return sampler.rows(), sampler
+    assert request.people is not None
+    path = _path(request.people, settings)
+    if path.suffix in (".yaml", ".yml"):
+        sampler = Sampler(PopulationFile(path, overrides))
+        return sampler.rows(), sampler
+    return _cut(read_rows(path), request.size), None
+
+
+def _cut(table: pa.Table, size: int | None) -> pa.Table:
+    if size is not None and size > table.num_rows:
+        raise InvalidInputError(f"there are {table.num_rows:,} people, fewer than {size:,}")
+    return table if size is None else table.slice(0, size)
+
+
+def categories_of(table: pa.Table) -> dict[str, list[str]]:
+    """The categories of each column of texts, where they are few enough to be categories."""
+    found: dict[str, list[str]] = {}
+    for name in table.column_names:
+        kind = table[name].type
+        if name in (TEXT, PROBLEM, "name") or not (
+            pa.types.is_dictionary(kind) or pa.types.is_string(kind)
+        ):
+            continue
+        distinct = [v for v in table[name].cast(pa.string()).unique().to_pylist() if v]
+        if len(distinct) <= _MOST_CATEGORIES:
+            found[name] = distinct
+    return found
