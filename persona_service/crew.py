@@ -36,6 +36,7 @@ class Job:
         self.generation = record.generation
         self.model = request.model
         self.backend = ""
+        self.closed = False
         self._client = QueuedModels(
             bus,
             settings.subjects,
@@ -68,6 +69,7 @@ class Job:
 
     async def close(self) -> None:
         """Let go."""
+        self.closed = True
         await self._client.close()
 
     async def _ask(self, request: ModelRequest) -> ModelResponse:
@@ -192,6 +194,8 @@ class Crew:
             written = Written(row, values, problem=text)
         else:
             written = await job.writer.write(row, values, turn=turn, unlike=unlike)
+            if job.closed:
+                return  # nobody wants it any more, and its questions were broken off
         if written.text is None:
             self.failed += 1
         else:

@@ -18,7 +18,7 @@ from persona_service.sources import categories_of, open_people
 from populace.personas.people import PROBLEM, TEXT, read_rows
 from populace.personas.sampling import save
 from populace.personas.writing.alike import alike
-from shared.bus import Bus, Delivery, Message
+from shared.bus import Bus, Message
 from shared.codec import from_public, pack_plain
 from shared.errors import BusError, PopulaceError, RevisionConflictError
 from shared.logs import get_logger
@@ -49,15 +49,13 @@ class Foreman:
         bus: this service's connection.
         settings: of this service.
         name: the population's.
-        delivery: its entry in the queue of jobs, held until it is done.
     """
 
-    def __init__(self, bus: Bus, settings: Settings, name: str, delivery: Delivery) -> None:
+    def __init__(self, bus: Bus, settings: Settings, name: str) -> None:
         self._bus = bus
         self._settings = settings
         self._subjects = settings.subjects
         self._name = name
-        self._again = delivery.attempt > 1
         self._record: JobRecord
         self._revision = 0
         self._rows: list[dict[str, Any]] = []
@@ -95,7 +93,12 @@ class Foreman:
         self._record.categories = categories_of(table)
         await asyncio.to_thread(self._find_kept)
         wanted = [i for i in range(len(self._rows)) if i not in self._kept]
-        self._record.info.total, self._record.info.to_write = len(self._rows), len(wanted)
+        self._record.info = JobInfo(
+            name=self._name,
+            total=len(self._rows),
+            to_write=len(wanted),
+            created=self._record.info.created,
+        )
         await self._tell(at_once=True)
         feed = self._bus.replay(
             self._subjects.stream_persona_written,
@@ -103,11 +106,10 @@ class Foreman:
             idle=_IDLE,
         )
         try:
-            if self._again:
-                async for message in feed:
-                    if message is None:
-                        break
-                    self._take(message)
+            async for message in feed:  # what was written before this foreman came
+                if message is None:
+                    break
+                self._take(message)
             await self._turn(feed, 0, dict.fromkeys(wanted))
             for turn in range(1, request.turns + 1):
                 doubles = await self._find_alike()

@@ -212,7 +212,7 @@ class PersonaService:
     async def _see_through(self, delivery: Delivery) -> None:
         alive = asyncio.ensure_future(keep_alive(delivery))
         try:
-            await Foreman(self._bus, self._settings, delivery.data.decode(), delivery).run()
+            await Foreman(self._bus, self._settings, delivery.data.decode()).run()
             await delivery.ack()
         except PopulaceError as error:
             _log.warning("a population will be taken up again", error=str(error))

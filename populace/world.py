@@ -270,7 +270,7 @@ class World:
         count: int,
         name: str | None = None,
         isolated: bool = False,
-        personas: str | Path | None = None,
+        personas: Any = None,
         **kwargs: Any,
     ) -> Population:
         """Make a population of ``count`` agents, divided over all workers.
@@ -283,8 +283,10 @@ class World:
             isolated: whether each agent gets a process of its own, which costs some 15 MB and
                 20 ms, for agents that compute a lot or must not share a process. Calls,
                 answers and random numbers are the same. (In ``local()`` all share this one.)
-            personas: who the agents are: a file (.yaml population or .parquet rows), a stored
-                population, or a template, by name; agents find themselves in ``self.persona``.
+            personas: who the agents are: a file (.yaml population, or rows in .parquet, .csv or
+                .jsonl), a stored population or a template by name, or the rows themselves as a
+                DataFrame (pandas, polars), an Arrow table or a list of dicts; agents find
+                themselves in ``self.persona``.
             kwargs: for its constructor, likewise.
 
         Raises:
@@ -303,6 +305,10 @@ class World:
         path, folder = self._path(cls)
         people = None
         if personas is not None:
+            if not isinstance(personas, (str, Path)):
+                from populace.personas.store import stored_table
+
+                personas = await asyncio.to_thread(stored_table, personas, self._settings)
             people = find_people(str(personas), Path(), self._settings.personas_dir)
         shards = _divide_agents(name, count, await self._workers_for(count, isolated))
         try:

@@ -24,6 +24,7 @@ from populace.stack.stack import _wait_for_services
 from populace.world import open_world
 from shared.bus import Bus, MemoryBroker, NatsBus
 from shared.settings import Settings
+from tests.endpoint import Endpoint, serving
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -232,6 +233,13 @@ async def distributed(services: Services) -> AsyncIterator[populace.World]:
     async with open_world(
         services.settings(), services.broker.url, run=unique("w"), seed=5, workers=2
     ) as made:
+        yield made
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[Endpoint]:
+    """An OpenAI-compatible endpoint whose answers the test decides."""
+    async with serving() as made:
         yield made
 
 

@@ -57,6 +57,7 @@ from shared.messages.control import (
     WorkerStats,
 )
 from shared.service import ask, serve
+from shared.settings import load_settings
 from shared.subjects import ENVIRONMENT, Subjects
 
 _log = get_logger(__name__)
@@ -190,7 +191,7 @@ class Worker:
             shard.people = await asyncio.to_thread(
                 load_people,
                 request.people,
-                self.loader.roots,
+                (*self.loader.roots, load_settings().personas_dir.resolve()),
                 request.people_count,
                 request.offset,
                 stop,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,20 +20,17 @@ from populace.cli.session import (
     services_up,
     with_bus,
 )
+from populace.personas.jobs import people_job, write_people
 from populace.personas.people import find_people
 from populace.personas.spec import PopulationFile
 from populace.personas.writing.template import load_template
 from populace.scenario_file import overrides_from
 from shared.bus import NatsBus
 from shared.errors import InvalidInputError, RemoteError
-from shared.messages.persona import EnrichRequest, JobInfo, JobRequest
+from shared.messages.persona import EnrichRequest, JobInfo
 from shared.messages.scenario import ModelSpec
-from shared.service import ask, first_problem
+from shared.service import first_problem
 from shared.settings import Settings
-
-_ASK_WITHIN = 180.0
-_LOOK_EVERY = 0.5
-_PATIENCE = 10.0
 
 
 def write(
@@ -124,19 +120,6 @@ def _request(**fields: Any) -> EnrichRequest:
 
 
 async def _write(bus: NatsBus, settings: Settings, request: EnrichRequest, quiet: bool) -> JobInfo:
-    subjects = settings.subjects
-    try:
-        info = await ask(
-            bus,
-            subjects.persona("enrich"),
-            request,
-            JobInfo,
-            timeout=_ASK_WITHIN,
-            patience=_PATIENCE,
-        )
-    except RemoteError as error:
-        raise InvalidInputError(str(error)) from None
-    began = time.monotonic()
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -149,15 +132,7 @@ async def _write(bus: NatsBus, settings: Settings, request: EnrichRequest, quiet
     ) as progress:
         line = progress.add_task(request.name, total=None, told="")
         try:
-            while not info.over:
-                await asyncio.sleep(_LOOK_EVERY)
-                info = await ask(
-                    bus,
-                    subjects.persona("job"),
-                    JobRequest(name=request.name),
-                    JobInfo,
-                    patience=max(_PATIENCE, 60 - (time.monotonic() - began)),
-                )
+            async for info in write_people(bus, settings, request):
                 progress.update(
                     line,
                     total=info.to_write or None,
@@ -165,13 +140,10 @@ async def _write(bus: NatsBus, settings: Settings, request: EnrichRequest, quiet
                     told=f"{info.failed} failed, {info.requests} requests, "
                     f"{info.tokens_in + info.tokens_out:,} tokens",
                 )
+        except RemoteError as error:
+            raise InvalidInputError(str(error)) from None
         except asyncio.CancelledError:  # Ctrl-C
-            info = await ask(
-                bus,
-                subjects.persona("job"),
-                JobRequest(name=request.name, action="cancel"),
-                JobInfo,
-            )
+            info = await people_job(bus, settings, request.name, cancel=True)
     return info
 
 

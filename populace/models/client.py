@@ -222,7 +222,7 @@ class QueuedModels(ModelClient):
             await self._publish(pool, requests[half:])
             return
         subject = self._subjects.model_queue(pool)
-        name = f"{self._bus.process}/{requests[0].number}"
+        name = f"{self._inbox}/{requests[0].number}"
         async with self._publishing:
             deadline = asyncio.get_running_loop().time() + self._timeout
             while True:

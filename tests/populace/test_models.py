@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -19,53 +18,13 @@ from populace.models.structured import fit
 from shared.errors import PopulaceError
 from shared.messages.model import ModelRequest, ModelResponse, pool_name
 from shared.settings import Settings
+from tests.endpoint import Endpoint, answer
 
 SCHEMA = {
     "type": "object",
     "properties": {"number": {"type": "number"}},
     "required": ["number"],
 }
-
-
-class Endpoint:
-    """An OpenAI-compatible endpoint whose answers a test decides."""
-
-    def __init__(self) -> None:
-        self.requests: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.replies: list[Callable[[], web.StreamResponse]] = []
-        self.url = ""
-        self.delay = 0.0
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.requests.append(await request.json())
-        self.headers.append(dict(request.headers))
-        await asyncio.sleep(self.delay)
-        if self.replies:
-            return self.replies.pop(0)()
-        return answer("hello")
-
-
-def answer(text: str, finish: str = "stop") -> web.Response:
-    return web.json_response(
-        {
-            "choices": [{"message": {"content": text}, "finish_reason": finish}],
-            "usage": {"prompt_tokens": 11, "completion_tokens": 3},
-        }
-    )
-
-
-@pytest.fixture
-async def endpoint() -> AsyncIterator[Endpoint]:
-    made = Endpoint()
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", made.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield made
-    await runner.cleanup()
 
 
 @pytest.fixture

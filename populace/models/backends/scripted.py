@@ -76,8 +76,9 @@ class ScriptedBackend(Backend):
 
 def _text(script: ScriptSpec, source: AgentRandom, number: float) -> str:
     text = script.text.replace("{number}", f"{number:g}")
-    if "{words}" in text:
-        text = text.replace("{words}", " ".join(source.choice(_WORDS) for _ in range(_SO_MANY)))
+    while "{words}" in text:
+        words = " ".join(source.choice(_WORDS) for _ in range(_SO_MANY))
+        text = text.replace("{words}", words, 1)
     return text
 
 

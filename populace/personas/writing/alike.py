@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 _WORDS, _CHARACTERS = 3, 5
 _PERMUTATIONS = 64
+_SUREST = 0.9  # above it, too few bands are left to find anything
 _SPACED = re.compile(r"[^\W_]+", re.UNICODE)
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 
@@ -49,7 +50,7 @@ def alike(texts: Iterable[tuple[int, str]], threshold: float) -> dict[int, int]:
 
     listed = list(texts)
     pieces = [shingles(text) for _, text in listed]
-    index = MinHashLSH(threshold=threshold, num_perm=_PERMUTATIONS)
+    index = MinHashLSH(threshold=min(threshold, _SUREST), num_perm=_PERMUTATIONS)
     found: dict[int, int] = {}
     hashes = MinHash.generator(pieces, num_perm=_PERMUTATIONS)
     for place, sketch in enumerate(hashes):
