@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from populace.errors import PopulaceError
 from populace.yaml_file import YamlFile
+from shared.errors import InvalidInputError
 from shared.service import first_problem
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -18,7 +18,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 _TOLERANCE = 1e-6
 
 
-class PopulationError(PopulaceError):
+class PopulationError(InvalidInputError):
     """A population file, or a table that it names, can't be used."""
 
 

@@ -16,6 +16,7 @@ from populace.cli.groups import grouped
 from populace.personas.people import find_people, load_people
 from populace.personas.sampling import Sampler, save
 from populace.personas.spec import TEMPLATES, PopulationFile
+from populace.world import open_world
 from tests.conftest import Services, unique
 from tests.services.games import Resident
 from tests.services.test_runs import game, play
@@ -85,6 +86,20 @@ async def test_personas_are_part_of_prompts(tmp_path: Path) -> None:
         "Answer in one word.\n\nYou are Bob.",
         "Answer in one word.",
     ]
+
+
+@pytest.mark.parametrize("kind", ["list", "arrow"])
+async def test_people_from_a_program(services: Services, kind: str) -> None:
+    rows = [{"age": 30 + i, "education": "none"} for i in range(7)]
+    people = rows if kind == "list" else pa.Table.from_pylist(rows)
+    async with open_world(
+        services.settings(), services.broker.url, run=unique("w"), seed=5, workers=2
+    ) as world:
+        residents = await world.population(Resident, count=7, personas=people)
+        told = await residents.who()
+        assert [t["number"] for t in told] == [30.0 + i for i in range(7)]
+        with pytest.raises(InvalidInputError, match="come as a DataFrame"):
+            await world.population(Resident, count=7, name="more", personas=7)
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl"])

@@ -328,3 +328,59 @@ def test_populations_are_drawn_stored_and_shown(shell: Shell) -> None:
         code, _, err = shell.run("personas", *arguments)
         assert code != 0
         assert complaint in one_sentence(err)
+
+
+def test_people_are_written_imported_and_exported(shell: Shell, services: Services) -> None:
+    """Against services that run elsewhere; a stack of its own is what ``populace run`` tests."""
+    more = {
+        "POPULACE_NATS_URL": services.broker.url,
+        "POPULACE_PERSONAS_DIR": str(services.personas),
+    }
+    write = ("personas", "write", "education", "--size", "30", "--name", "cli-thirty")
+    script = ("--model", "scripted", "--model", 'script={text: "You {words}."}')
+    code, out, err = shell.run(*write, *script, "--names", "en_US", **more)
+    assert code == 0, err
+    assert "30 of 30 people written by scripted" in out
+    code, out, _ = shell.run("personas", "export", "cli-thirty", "people.csv", **more)
+    assert code == 0
+    lines = (shell.folder / "people.csv").read_text().splitlines()
+    assert lines[0].startswith('"name","education","gender","age","text"')
+    mapping = ("--map", "text=biography", "--map", "problem=remark")
+    code, out, err = shell.run(
+        "personas", "import", "people.csv", "--name", "back", *mapping, **more
+    )
+    assert code == 0, err
+    assert "30 people in" in out
+    code, out, _ = shell.run("personas", "show", "back", "--json", **more)
+    assert json.loads(out)["people"][0]["biography"].startswith("You are ")
+    code, out, err = shell.run("personas", "sample", "age", "--html", "fit.html", "--size", "50")
+    assert code == 0, err
+    page = (shell.folder / "fit.html").read_text()
+    assert page.count("<svg") == 2
+    assert "55-64 / female" in page
+    for arguments, complaint in (
+        ((*write, "--model", "backend=magic"), "--model: backend: "),
+        ((*write, "--language", "la"), "there is no template 'la'"),
+        ((*write, "--model", "scripted", "--names", "xx"), "there are no names for 'xx'"),
+        (("personas", "import", "people.csv", "--name", "b", "--map", "x"), "write it as THEIRS="),
+        (("personas", "import", "people.csv", "--name", "b c"), "the name 'b c' must be"),
+        (("personas", "export", "nobody", "x.csv"), "there is no such file"),
+    ):
+        code, _, err = shell.run(*arguments, **more)
+        assert code == 2
+        assert complaint in one_sentence(err)
+
+
+def test_answers_by_education(shell: Shell, services: Services) -> None:
+    more = {
+        "POPULACE_NATS_URL": services.broker.url,
+        "POPULACE_RUNS_DIR": str(services.runs),
+    }
+    code, out, err = shell.run(
+        "run", DUMMY, "--agents", "50", "--set", "agents.personas=education", "--json", **more
+    )
+    assert code == 0, err
+    run = json.loads(out)["run"]
+    code, out, _ = shell.run("results", run, "--by", "education", **more)
+    assert code == 0
+    assert all(level in out for level in ("elementary school", "high school", "Ph.D."))

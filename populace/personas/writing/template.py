@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from populace.errors import PopulaceError
 from populace.yaml_file import YamlFile
+from shared.errors import InvalidInputError
 from shared.service import first_problem
 
 _HERE = Path(__file__).parent
@@ -28,7 +28,7 @@ _MAY_NAME = {
 """Which placeholders each part may have."""
 
 
-class TemplateError(PopulaceError):
+class TemplateError(InvalidInputError):
     """A template of persona prompts can't be used."""
 
 

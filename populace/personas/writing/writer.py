@@ -31,7 +31,7 @@ _VERDICT = {
     "additionalProperties": False,
 }
 _TOKENS = 400
-_FREER = 0.1
+_FREER = 0.05
 _SHOWN = 160
 
 
