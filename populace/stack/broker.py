@@ -16,7 +16,7 @@ from shared.settings import Settings
 
 PREFERRED_PORT = 4222
 _READY_WITHIN = 20.0
-_STORE_LIMIT = "16GB"
+_STORE_LIMIT = "64GB"  # no more than a cap: each stream has a limit of its own below it
 
 
 def find_server() -> Path:

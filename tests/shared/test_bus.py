@@ -351,3 +351,29 @@ async def test_entries_expire(bus_maker: Maker) -> None:
             break
         await asyncio.sleep(0.1)
     assert await bucket.get("k") is None
+
+
+async def test_the_last_message_of_a_subject(bus_maker: Maker) -> None:
+    bus = await bus_maker()
+    name = unique()
+    await bus.ensure_stream(StreamSpec(name, (f"{name}.>",), max_bytes=1 << 20))
+    assert await bus.last(name, f"{name}.a") is None
+    for value in (b"1", b"2"):
+        await bus.append(f"{name}.a", value, headers={"k": value.decode()})
+        await bus.append(f"{name}.b", b"other")
+    found = await bus.last(name, f"{name}.a")
+    assert found is not None
+    assert (found.data, found.header("k")) == (b"2", "2")
+    await bus.purge(name, f"{name}.a")
+    assert await bus.last(name, f"{name}.a") is None
+
+
+async def test_a_stream_that_keeps_refuses_what_it_cannot_hold(bus_maker: Maker) -> None:
+    bus = await bus_maker()
+    name = unique()
+    await bus.ensure_stream(StreamSpec(name, (f"{name}.>",), max_bytes=10_000, keep=True))
+    with pytest.raises(BusError):
+        for _ in range(20):
+            await bus.append(f"{name}.a", b"x" * 1000)
+    first = await bus.last(name, f"{name}.a")
+    assert first is not None
