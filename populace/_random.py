@@ -7,6 +7,7 @@ one integer of state. The usual methods are the standard library's own.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import random
@@ -45,6 +46,29 @@ def stream_state(key: int, agent: int) -> int:
     number is not its neighbour's first; the finaliser scatters the rest.
     """
     return (key + agent * _APART) & _MASK
+
+
+def shuffled_place(seed: int, name: str, index: int, size: int) -> int:
+    """Where an index of ``range(size)`` goes in a shuffle of it, without the rest; a permutation.
+
+    A Feistel network over the next power of four, walked until it lands inside (Black and
+    Rogaway 2002: "Ciphers with arbitrary finite domains").
+    """
+    half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    value = index
+    while True:
+        left, right = value >> half, value & mask
+        for key in _shuffle_keys(seed, name):
+            left, right = right, left ^ (mix((right * _GOLDEN + key) & _MASK) & mask)
+        value = (left << half) | right
+        if value < size:
+            return value
+
+
+@functools.lru_cache(maxsize=256)
+def _shuffle_keys(seed: int, name: str) -> tuple[int, ...]:
+    return tuple(stream_key(seed, f"{name}/shuffle/{i}") for i in range(4))
 
 
 class AgentRandom:

@@ -64,9 +64,12 @@ class Failure(PopulaceError):  # noqa: N818 - the field's word for a typed non-a
 class ModelFailure(Failure):
     """A model gave no usable answer.
 
-    Kinds: ``model_unreachable``, ``model_timeout``, ``model_refused`` (the endpoint said no),
-    ``model_schema`` (the answer does not fit what was asked for; ``text`` holds it),
-    ``model_internal``.
+    Kinds: ``model_unreachable``, ``model_timeout``, ``model_rate_limit`` (the endpoint went on
+    asking for less), ``model_refused`` (it said no, or nothing that makes sense),
+    ``model_schema`` (the answer does not fit what was asked for, not even at the second time;
+    ``text`` holds it), ``model_context`` (the prompt is longer than the model can take),
+    ``model_budget`` (the run's budget is spent), ``model_not_kept`` (a replay came to a prompt to
+    which no answer was kept), ``model_internal``.
     """
 
     def __init__(self, kind: str, message: str = "", *, text: str = "") -> None:

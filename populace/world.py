@@ -22,6 +22,7 @@ from populace.environment import Environment, EnvironmentProxy
 from populace.errors import AgentError, PlacementError, error_from_wire
 from populace.events import Event
 from populace.keeping import Keeping
+from populace.models.accounts import PriceTable
 from populace.models.client import DirectModels
 from populace.personas.people import find_people
 from populace.population import Population
@@ -45,7 +46,7 @@ from shared.messages.control import (
     ShardsLost,
     WorkerStats,
 )
-from shared.messages.model import pool_name
+from shared.messages.model import Terms, pool_name
 from shared.messages.scenario import ModelSpec
 from shared.service import ask
 from shared.settings import Settings, load_settings
@@ -118,12 +119,15 @@ class World:
         folders: list[str],
         results_format: str,
         call_timeout: float | None,
+        terms: Terms,
     ) -> None:
         await self._caller.start()
         await ensure_streams(self._bus, self._subjects)
         if models:
             pools = await self._bus.bucket(self._subjects.bucket_pools)
             for spec in models.values():
+                if spec.mixture is not None:
+                    continue
                 await pools.put(pool_name(spec), spec.model_dump_json().encode())
         self._pool = WorkerPool(
             self._bus,
@@ -140,6 +144,7 @@ class World:
             models=models,
             results_format=results_format,
             call_timeout=call_timeout,
+            terms=terms,
             profile=self._meter is not None,
         )
         self._workers = await self._pool.acquire(workers, at_most, self._request, self._worker_lost)
@@ -557,6 +562,7 @@ async def open_world(
     folders: list[str] | None = None,
     results_format: str = "msgpack",
     call_timeout: float | None = None,
+    terms: Terms | None = None,
     profile: bool = False,
 ) -> AsyncIterator[World]:
     """A world for a run of a given name; what the director uses. See ``connect``."""
@@ -568,7 +574,13 @@ async def open_world(
         for folder in folders or []:
             loader.add_folder(folder)
         await world._open_distributed(
-            workers, at_most, models or {}, folders or [], results_format, call_timeout
+            workers,
+            at_most,
+            models or {},
+            folders or [],
+            results_format,
+            call_timeout,
+            terms or Terms(prices=PriceTable(settings.prices).of_all(models or {})),
         )
         yield world
     finally:
@@ -585,6 +597,7 @@ async def local(
     broker: MemoryBroker | None = None,
     run: str | None = None,
     results_format: str = "msgpack",
+    terms: Terms | None = None,
     profile: bool = False,
 ) -> AsyncIterator[World]:
     """A world within this process: no broker, no services, the same meaning.
@@ -597,12 +610,13 @@ async def local(
         broker: an in-memory broker to share with others.
         run: a name for the run; default: a fresh one.
         results_format: of the result stream, "msgpack" or "json".
+        terms: budget and cache of the models, as the keys ``budget`` and ``cache`` of a scenario.
         profile: whether to measure where time goes, for ``World.profile``.
     """
     settings = settings or load_settings()
     broker = broker or MemoryBroker()
     bus = broker.connect(new_id("owner"))
-    direct = DirectModels(models or {"default": ModelSpec()}, settings)
+    direct = DirectModels(models or {"default": ModelSpec()}, settings, terms)
     world = World(
         bus,
         settings,

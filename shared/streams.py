@@ -49,6 +49,30 @@ def models_stream(subjects: Subjects) -> StreamSpec:
     )
 
 
+def kept_stream(subjects: Subjects) -> StreamSpec:
+    """Keeps models' answers; the oldest go first beyond 4 GB or 30 days."""
+    return StreamSpec(
+        subjects.stream_kept,
+        (subjects.model_kept(),),
+        max_bytes=4 << 30,
+        max_age=30 * 86400.0,
+        compressed=True,
+        description="Models' answers, by run",
+    )
+
+
+def cache_stream(subjects: Subjects) -> StreamSpec:
+    """Keeps models' answers for other runs; the oldest go first beyond 2 GB or 90 days."""
+    return StreamSpec(
+        subjects.stream_cache,
+        (subjects.model_cache(),),
+        max_bytes=2 << 30,
+        max_age=90 * 86400.0,
+        compressed=True,
+        description="Models' answers, by what was asked",
+    )
+
+
 def events_stream(subjects: Subjects) -> StreamSpec:
     """Keeps environments' events; the oldest go first beyond 1 GB or a day."""
     return StreamSpec(

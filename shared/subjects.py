@@ -114,6 +114,14 @@ class Subjects:
         """Request: can this model be reached? Not captured by a stream."""
         return f"{self.prefix}.models.check"
 
+    def model_kept(self, run: str = "*", round_number: int | str = "*") -> str:
+        """Models' answers, and what was asked, of one round of a run. Captured by a stream."""
+        return f"{self.prefix}.kept.{run}.{round_number}"
+
+    def model_cache(self, key: str = "*") -> str:
+        """An answer by what was asked, for other runs. Captured by a stream."""
+        return f"{self.prefix}.cache.{key}"
+
     # Personas
     def persona(self, verb: str) -> str:
         """Requests to the persona services: sample, fit, enrich, job. Not captured by a stream."""
@@ -146,6 +154,36 @@ class Subjects:
     def stream_models(self) -> str:
         """Holds prompts until a model worker has answered them."""
         return f"{self.prefix}-models"
+
+    @property
+    def stream_kept(self) -> str:
+        """Keeps models' answers of runs, within limits."""
+        return f"{self.prefix}-kept"
+
+    @property
+    def stream_cache(self) -> str:
+        """Keeps models' answers for other runs, within limits."""
+        return f"{self.prefix}-cache"
+
+    @property
+    def bucket_usage(self) -> str:
+        """``<run>.<process>`` to what one model service counted of a run."""
+        return f"{self.prefix}-usage"
+
+    @property
+    def bucket_budgets(self) -> str:
+        """Run to what is spent of its budget."""
+        return f"{self.prefix}-budgets"
+
+    @property
+    def bucket_limits(self) -> str:
+        """Endpoint to the time at which the next request may leave for it."""
+        return f"{self.prefix}-limits"
+
+    @property
+    def bucket_servers(self) -> str:
+        """``<pool>.<process>`` of each model service that serves a pool; entries expire."""
+        return f"{self.prefix}-servers"
 
     @property
     def stream_events(self) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from populace._runtime.cost import Cost
     from populace._runtime.profile import Profile
     from populace._runtime.shard import Group
 
@@ -129,13 +130,12 @@ class CallTask:
         "_must_cancel",
         "_result",
         "_waiter",
-        "backend",
         "calls",
+        "cost",
         "group",
         "index",
         "position",
         "started",
-        "tokens",
     )
 
     def __init__(
@@ -165,8 +165,7 @@ class CallTask:
         measured = group.record is not None or _profile is not None
         self.started = time.monotonic() if measured else 0.0
         """When it began; told only where it is recorded, or measured."""
-        self.tokens = 0
-        self.backend = ""
+        self.cost: Cost | None = None
         self.calls: set[Any] | None = None
         """Placeholders of calls that this call has made; some may be answered by now."""
 

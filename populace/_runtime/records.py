@@ -7,7 +7,8 @@ A batch is plain columns, so that a reader needs msgpack or JSON and nothing of 
      "batch": the batch's name, unique in the run,
      "agents": [numbers], "values": [answers, None if failed],
      "errors": [[place in the columns, kind, message], ...],
-     "tokens": [...] or None, "seconds": [...] or None,
+     "tokens": [...] or None, "tokens_out": [...] or None, "models": [...] or None,
+     "seconds": [...] or None,
      "field": the part of each answer that is its number, or None,
      "backends": names of the model back ends that answered,
      "personas": {attribute: [values]} or None}
@@ -87,6 +88,8 @@ class Recorder:
                         if start <= place < stop
                     ],
                     "tokens": columns["tokens"] and columns["tokens"][start:stop],
+                    "tokens_out": columns["tokens_out"] and columns["tokens_out"][start:stop],
+                    "models": columns["models"] and columns["models"][start:stop],
                     "seconds": columns["seconds"] and columns["seconds"][start:stop],
                     "personas": columns["personas"]
                     and {k: v[start:stop] for k, v in columns["personas"].items()},
@@ -105,6 +108,8 @@ def batch_of(
     values: list[Any],
     errors: list[list[Any]],
     tokens: list[int] | None = None,
+    tokens_out: list[int] | None = None,
+    models: list[str | None] | None = None,
     seconds: list[float] | None = None,
     field: str | None = None,
     backends: list[str] | None = None,
@@ -121,6 +126,8 @@ def batch_of(
         "values": values,
         "errors": [[place, kind, text[:_MESSAGE_LIMIT]] for place, kind, text in errors],
         "tokens": tokens,
+        "tokens_out": tokens_out,
+        "models": models,
         "seconds": seconds,
         "field": field,
         "backends": backends or [],

@@ -26,6 +26,7 @@ from shared.errors import CodeError
 from shared.messages import batch
 
 if TYPE_CHECKING:
+    from populace._runtime.cost import Cost
     from populace._runtime.worker import Worker
     from populace.personas.people import People
 
@@ -52,6 +53,7 @@ class Group:
         "cancelled",
         "chains",
         "cost_beside",
+        "costs",
         "cursor",
         "done",
         "errors",
@@ -80,7 +82,6 @@ class Group:
         "storing",
         "storm",
         "streams",
-        "tokens",
         "tokens_new",
         "tokens_total",
         "unit",
@@ -134,7 +135,7 @@ class Group:
         self.positions: list[int] = []
         self.values: list[Any] = []
         self.errors: list[list[Any]] = []
-        self.tokens: list[int] = []
+        self.costs: list[Cost | None] = []
         self.seconds: list[float] = []
         self.backends: set[str] = set()
         self.sequence = 0
@@ -538,10 +539,10 @@ class Shard:
         if group.cancelled and position in group.cancelled:
             self.worker.dirty(group)  # nobody waits for it; the group may be over
         elif failure is None:
-            self.answer(group, position, result, task.tokens, seconds, task.backend)
+            self.answer(group, position, result, seconds, task.cost)
         else:
             error = _described(failure)
-            self.answer_error(group, position, error, task.tokens, seconds, task.backend)
+            self.answer_error(group, position, error, seconds, task.cost)
         if busy is not task:
             self._release(index)
 
@@ -615,9 +616,8 @@ class Shard:
         group: Group,
         position: int,
         value: Any,
-        tokens: int = 0,
         seconds: float = 0.0,
-        backend: str = "",
+        cost: Cost | None = None,
     ) -> None:
         """Hold an answer for the next flush."""
         group.positions.append(position)
@@ -626,13 +626,13 @@ class Shard:
         group.left -= 1
         self._settled += 1
         if group.record is not None:
-            group.tokens.append(tokens)
+            group.costs.append(cost)
             group.seconds.append(seconds)
-        if tokens:
+        if cost is not None:
+            tokens = cost.tokens
             group.tokens_total += tokens
             group.tokens_new += tokens
-        if backend:
-            group.backends.add(backend)
+            group.backends.add(cost.backend)
         self.worker.dirty(group)
 
     def answer_error(
@@ -640,16 +640,15 @@ class Shard:
         group: Group,
         position: int,
         error: WireError,
-        tokens: int = 0,
         seconds: float = 0.0,
-        backend: str = "",
+        cost: Cost | None = None,
     ) -> None:
         """Hold a failure for the next flush."""
         if error[2]:
             self.worker.report(f"{self.agent_name(group.indexes[position])}.{group.method}", error)
         group.errors.append([len(group.positions), error])
         group.failed += 1
-        self.answer(group, position, None, tokens, seconds, backend)
+        self.answer(group, position, None, seconds, cost)
 
     def is_queued(self, group: Group, position: int) -> bool:
         """Whether a call waits for its agent to be free."""

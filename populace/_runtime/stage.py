@@ -36,6 +36,7 @@ from shared.messages import batch
 from shared.streams import append_patiently
 
 if TYPE_CHECKING:
+    from populace._runtime.cost import Cost
     from populace._runtime.waves import Waves
     from populace._runtime.worker import Worker
 
@@ -225,15 +226,14 @@ class Stage(Shard):
         group: Group,
         position: int,
         value: Any,
-        tokens: int = 0,
         seconds: float = 0.0,
-        backend: str = "",
+        cost: Cost | None = None,
     ) -> None:
         """See ``Shard.answer``."""
         value = _own(value)  # as it is now: it is sent later, when it may have changed
         failed = bool(group.errors) and group.errors[-1][0] == len(group.positions)
         error = group.errors[-1][1] if failed else None
-        super().answer(group, position, value, tokens, seconds, backend)
+        super().answer(group, position, value, seconds, cost)
         key = self._key_of(group, position)
         if key not in self._under_way:
             return

@@ -653,7 +653,8 @@ class Worker:
         """Store records; ``row``, the answers to be sent, is sent once they are stored."""
         assert group.record is not None
         offset, indexes = group.shard.offset, group.indexes
-        tokens, group.tokens = group.tokens, []
+        costs, group.costs = group.costs, []
+        paid = any(costs)
         seconds, group.seconds = group.seconds, []
         group.storing += 1
         columns = batch_of(
@@ -665,7 +666,9 @@ class Worker:
             agents=[offset + indexes[p] for p in positions],
             values=values,
             errors=[[place, error[0], error[1]] for place, error in errors],
-            tokens=tokens if any(tokens) else None,
+            tokens=[c.tokens if c else 0 for c in costs] if paid else None,
+            tokens_out=[c.tokens_out if c else 0 for c in costs] if paid else None,
+            models=[c.model if c else None for c in costs] if paid else None,
             seconds=[round(s, 4) for s in seconds] if any(seconds) else None,
             field=group.record.get("field"),
             backends=sorted(group.backends),

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from populace.models.backends import Backend, make_backend
+from populace.models.accounts import Accounts, BudgetKeeper, OwnBudget, PriceTable
+from populace.models.backends import make_backend
+from populace.models.kept import KeptAnswers
+from populace.models.limits import OwnPace, RateLimiter
+from populace.models.serving import OwnCache, Serving
 from shared.bus import Bus, Message, Subscription
 from shared.codec import from_public, pack_plain
 from shared.errors import BusError, CodecError, InvalidInputError, PopulaceError
 from shared.logs import get_logger
-from shared.messages.model import ModelRequest, ModelResponse, pool_name
+from shared.messages.model import ModelRequest, ModelResponse, Terms, pool_name
 from shared.messages.scenario import ModelSpec
 from shared.settings import Settings
 from shared.subjects import Subjects
@@ -27,6 +31,8 @@ _PER_MESSAGE = 8
 _PER_MESSAGE_SCRIPTED = 250
 _PUBLISHING = 32
 _FULL_PAUSE = 0.5
+_LOOKS, _LOOK_AFTER = 5, 2.0
+"""How often, and after how many seconds, answers are looked for that a broken connection lost."""
 
 
 class ModelClient(abc.ABC):
@@ -77,19 +83,31 @@ class ModelClient(abc.ABC):
 
 
 class DirectModels(ModelClient):
-    """Asks back ends in this very process."""
+    """Asks back ends in this very process.
 
-    def __init__(self, models: dict[str, ModelSpec], settings: Settings) -> None:
+    Args:
+        models: the models of this run by name.
+        settings: of this process.
+        terms: what the run asks beside its prompts.
+    """
+
+    def __init__(
+        self, models: dict[str, ModelSpec], settings: Settings, terms: Terms | None = None
+    ) -> None:
         super().__init__(models)
         self._settings = settings
-        self._pools: dict[str, tuple[Backend, asyncio.Semaphore]] = {}
+        prices = PriceTable(settings.prices).of_all(models)
+        self._terms = terms or Terms(prices=prices)
+        self._pools: dict[str, tuple[Serving, asyncio.Semaphore]] = {}
+        self._cache = OwnCache()
+        self._budget: BudgetKeeper | None = None
         self._starting = asyncio.Lock()
 
-    async def backend(self, model: str) -> tuple[Backend, asyncio.Semaphore]:
-        """The started back end of a model, and its slots.
+    async def pool(self, model: str) -> tuple[Serving, asyncio.Semaphore]:
+        """What serves a model, its back end started, and its slots.
 
         Raises:
-            PopulaceError: it can't be started.
+            PopulaceError: the back end can't be started.
         """
         spec = self.spec(model)
         name = pool_name(spec)
@@ -98,23 +116,41 @@ class DirectModels(ModelClient):
             if held is None:
                 backend = make_backend(spec, self._settings)
                 await backend.start()
+                limiter = None if spec.limits is None else RateLimiter(spec.limits, OwnPace())
+                serving = Serving(backend, spec, limiter, self._cache, self._budget_of)
                 slots = spec.concurrency or backend.slots or self._settings.model_concurrency
-                held = self._pools[name] = (backend, asyncio.Semaphore(slots))
+                if spec.limits is not None and spec.limits.concurrency is not None:
+                    slots = min(slots, spec.limits.concurrency)
+                held = self._pools[name] = (serving, asyncio.Semaphore(slots))
         return held
+
+    async def _budget_of(self, run: str, budget: dict[str, Any]) -> BudgetKeeper:
+        if self._budget is None:
+            self._budget = BudgetKeeper(budget, OwnBudget(), "local")
+        return self._budget
 
     async def request(self, model: str, request: ModelRequest) -> ModelResponse:
         """See ``ModelClient.request``."""
         try:
-            backend, slots = await self.backend(model)
+            serving, slots = await self.pool(model)
         except PopulaceError as error:
             return ModelResponse(request.number, error_kind="unreachable", error=str(error))
         async with slots:
-            return await backend.timed_answer(request)
+            return await serving.serve(request, "", self._terms)
+
+    @property
+    def accounts(self) -> Accounts:
+        """What was asked and what it cost, of all models."""
+        found = Accounts()
+        for serving, _ in self._pools.values():
+            for accounts in serving.accounts.values():
+                found.take_json(accounts.to_json())
+        return found
 
     async def close(self) -> None:
         """Close all back ends."""
-        for backend, _ in self._pools.values():
-            await backend.close()
+        for serving, _ in self._pools.values():
+            await serving.backend.close()
         self._pools.clear()
 
 
@@ -127,6 +163,7 @@ class QueuedModels(ModelClient):
         models: the models of this run by name.
         run: the run's name; prompts of a run that is over are dropped unanswered.
         timeout: seconds that a prompt may wait for its answer.
+        terms: what the run asks beside its prompts.
         box: name of the inbox for answers, where one process has several clients.
     """
 
@@ -138,6 +175,7 @@ class QueuedModels(ModelClient):
         run: str,
         *,
         timeout: float,
+        terms: Terms | None = None,
         box: str = "m",
     ) -> None:
         super().__init__(models)
@@ -145,22 +183,32 @@ class QueuedModels(ModelClient):
         self._subjects = subjects
         self._run = run
         self._timeout = timeout
+        self._terms = (terms or Terms()).plain()
+        self._kept = KeptAnswers(bus, subjects)
         self._inbox = subjects.inbox(bus.process, box)
         self._subscription: Subscription | None = None
         self._waiting: dict[int, asyncio.Future[ModelResponse]] = {}
+        self._asked: dict[int, tuple[str, ModelRequest]] = {}
+        """Model and request of those that wait."""
         self._queues: dict[str, list[ModelRequest]] = {}
         self._scheduled = False
+        self._again = 0
+        """Times that prompts were asked again; part of their messages' names."""
         self._publishing = asyncio.Semaphore(_PUBLISHING)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pool_of = {name: pool_name(spec) for name, spec in models.items()}
+        self._pool_of = {
+            name: pool_name(spec) for name, spec in models.items() if spec.mixture is None
+        }
         self._per_message = {
             pool_name(spec): (_PER_MESSAGE_SCRIPTED if spec.backend == "scripted" else _PER_MESSAGE)
             for spec in models.values()
+            if spec.mixture is None
         }
 
     async def start(self) -> None:
         """Begin to receive answers."""
         self._subscription = await self._bus.subscribe(self._inbox, self._receive)
+        self._bus.on_event(self._event)
 
     async def close(self) -> None:
         """Fail what still waits."""
@@ -179,6 +227,7 @@ class QueuedModels(ModelClient):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[ModelResponse] = loop.create_future()
         self._waiting[request.number] = future
+        self._asked[request.number] = (model, request)
         self._queues.setdefault(self._pool_of[model], []).append(request)
         if not self._scheduled:
             self._scheduled = True
@@ -195,6 +244,44 @@ class QueuedModels(ModelClient):
         finally:
             timer.cancel()
             self._waiting.pop(request.number, None)
+            self._asked.pop(request.number, None)
+
+    def _event(self, event: str, _: str) -> None:
+        if event == "reconnected" and self._asked:
+            task = asyncio.ensure_future(self._recover())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _recover(self) -> None:
+        """The connection broke and is back: answers that came meanwhile are lost, but kept."""
+        before = dict(self._asked)
+        for _ in range(_LOOKS):
+            await asyncio.sleep(_LOOK_AFTER)
+            left = {n: held for n, held in before.items() if n in self._asked}
+            scripted = [n for n, (model, _) in left.items() if self._is_scripted(model)]
+            if scripted:
+                # Not kept, since they cost nothing: they are asked again.
+                for number in scripted:
+                    model, request = before.pop(number)
+                    self._queues.setdefault(self._pool_of[model], []).append(request)
+                self._again += 1
+                self._flush()
+            by_key = {r.key: n for n, (m, r) in left.items() if not self._is_scripted(m)}
+            if not by_key:
+                return
+            try:
+                found = await self._kept.find(self._run, set(by_key))
+            except BusError as error:
+                _log.warning("kept answers can't be read", error=str(error))
+                continue
+            for key, response in found.items():
+                future = self._waiting.get(by_key[key])
+                if future is not None and not future.done():
+                    response.number = by_key[key]
+                    future.set_result(response)
+
+    def _is_scripted(self, model: str) -> bool:
+        return self.models[model].backend == "scripted"
 
     def _flush(self) -> None:
         self._scheduled = False
@@ -211,7 +298,7 @@ class QueuedModels(ModelClient):
         if not rows:
             return
         try:
-            data = pack_plain([self._inbox, self._run, rows])
+            data = pack_plain([self._inbox, self._run, rows, self._terms])
         except CodecError as error:
             for request in requests:
                 self._fail(request.number, "internal", str(error))
@@ -222,7 +309,7 @@ class QueuedModels(ModelClient):
             await self._publish(pool, requests[half:])
             return
         subject = self._subjects.model_queue(pool)
-        name = f"{self._inbox}/{requests[0].number}"
+        name = f"{self._inbox}/{requests[0].number}/{self._again}"
         async with self._publishing:
             deadline = asyncio.get_running_loop().time() + self._timeout
             while True:

@@ -7,15 +7,27 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from pydantic import BaseModel, ValidationError
 
+from populace._runtime.cost import Cost
 from populace._runtime.driver import current_call
 from populace.errors import ModelFailure
+from populace.memory import ChatMessage
+from populace.models.context import estimate_messages, latest
+from populace.models.mixture import chosen
 from populace.models.structured import schema_problem
 from shared.errors import InvalidInputError
 from shared.messages.model import ModelRequest, ModelResponse
+from shared.messages.scenario import ModelSpec
 
 if TYPE_CHECKING:
     from populace.agent import Agent
     from populace.models.client import ModelClient
+
+_USUAL_CONTEXT = 4096
+_SUM_UP = (
+    "Sum up what was said between the lines, for the one who was told it, in a few sentences. Keep "
+    "all numbers and names that may matter later."
+)
+_SO_FAR = "What happened so far:"
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -99,22 +111,32 @@ class ModelHandle:
             ModelFailure: no usable answer; ``kind`` says why.
             InvalidInputError: no such model, or a schema that isn't one.
         """
+        spec = self._client.spec(self._choose(model))
+        memory_ = self._agent.memory
+        if memory and spec.memory.policy == "summary":
+            await self._sum_up(model, spec)
         messages: list[dict[str, Any]] = []
         persona = self._agent.persona
         # What all share goes first: engines keep the beginnings of prompts.
         parts = [part for part in (system, persona and persona.text) if part]
         if parts:
             messages.append({"role": "system", "content": "\n\n".join(parts)})
+        first = len(messages)
         if memory:
-            messages.extend(dict(m) for m in self._agent.memory.messages)
+            kept = memory_.messages
+            if spec.memory.policy == "window" and spec.memory.tokens is not None:
+                kept = latest(kept, spec.memory.tokens)
+            messages.extend(dict(m) for m in kept)
+        spare = (first, len(messages))
         messages.append({"role": "user", "content": prompt})
-        messages = _joined(messages)
+        messages, spare = _joined(messages, spare)
         response = await self.generate(
             messages,
             schema=_schema(returns),
             model=model,
             temperature=temperature,
             max_tokens=max_tokens,
+            spare=spare,
         )
         if remember:
             self._agent.memory.add_user(prompt)
@@ -130,6 +152,28 @@ class ModelHandle:
                 "model_schema", f"the answer does not fit: {error}", text=response.text
             ) from None
 
+    def _choose(self, model: str) -> str:
+        """The model that a name means for this agent."""
+        spec = self._client.spec(model)
+        return model if spec.mixture is None else chosen(spec.mixture, model, self._agent)
+
+    async def _sum_up(self, model: str, spec: ModelSpec) -> None:
+        """Have the model sum up the older half of a memory that has grown too long."""
+        memory = self._agent.memory
+        budget = spec.memory.tokens or (spec.context or _USUAL_CONTEXT) // 2
+        if estimate_messages(memory.messages) <= budget:
+            return
+        recent = latest(memory.messages, budget // 2)
+        older = memory.messages[: len(memory.messages) - len(recent)]
+        told = "\n".join(f"{m['role']}: {m['content']}" for m in older)
+        response = await self.generate(
+            [{"role": "user", "content": f"{_SUM_UP}\n---\n{told}\n---"}],
+            model=model,
+            max_tokens=max(32, budget // 4),
+        )
+        summary: ChatMessage = {"role": "user", "content": f"{_SO_FAR} {response.text.strip()}"}
+        memory.messages[:] = [summary, *recent]
+
     async def generate(
         self,
         messages: list[dict[str, Any]],
@@ -138,13 +182,27 @@ class ModelHandle:
         model: str = "default",
         temperature: float | None = None,
         max_tokens: int | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        spare: tuple[int, int] = (0, 0),
     ) -> ModelResponse:
         """Send these very messages; returns the whole response, token counts included.
+
+        Args:
+            messages: as in OpenAI's chat API.
+            schema: a JSON schema that the answer must fit; ``response.data`` holds it parsed.
+            model: which of the run's models.
+            temperature: of sampling; default: the model's.
+            max_tokens: of the answer; default: the model's.
+            tools: that the model may call, in OpenAI's shape; ``response.details["tool_calls"]``
+                holds the calls that it asks for.
+            spare: which messages (from, up to) may be left out, oldest first, where all would be
+                more than the model can take.
 
         Raises:
             ModelFailure: no usable answer; ``kind`` says why.
         """
         agent, client = self._agent, self._client
+        model = self._choose(model)
         spec = client.spec(model)
         shard = agent._home()
         request = ModelRequest(
@@ -161,6 +219,9 @@ class ModelHandle:
             spec.temperature if temperature is None else temperature,
             spec.top_p,
             spec.max_tokens if max_tokens is None else max_tokens,
+            model,
+            spare,
+            tools,
         )
         profile = shard.worker.profile
         began = time.monotonic() if profile is not None else 0.0
@@ -170,23 +231,35 @@ class ModelHandle:
             profile.served += response.seconds
         call = current_call()
         if call is not None:
-            call.tokens += response.tokens_in + response.tokens_out
-            call.backend = response.backend or call.backend
+            if call.cost is None:
+                call.cost = Cost()
+            call.cost.add(model, response)
         if response.error_kind:
             raise ModelFailure(f"model_{response.error_kind}", response.error, text=response.text)
         return response
 
 
-def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages in a row of one role as one: many chat templates insist that roles alternate."""
+def _joined(
+    messages: list[dict[str, Any]], spare: tuple[int, int]
+) -> tuple[list[dict[str, Any]], tuple[int, int]]:
+    """Messages in a row of one role as one: many chat templates insist that roles alternate.
+
+    What may be left out is not joined to what may not.
+    """
     joined: list[dict[str, Any]] = []
-    for message in messages:
-        if joined and joined[-1]["role"] == message["role"]:
+    places: list[int] = []
+    for place, message in enumerate(messages):
+        apart = place in spare and spare[0] != spare[1]
+        if joined and joined[-1]["role"] == message["role"] and not apart:
             both = f"{joined[-1]['content']}\n\n{message['content']}"
             joined[-1] = {**message, "content": both}
         else:
             joined.append(message)
-    return joined
+        places.append(len(joined) - 1)
+    places.append(len(joined))
+    if spare[0] == spare[1]:
+        return joined, (0, 0)
+    return joined, (places[spare[0]], places[spare[1]])
 
 
 def _schema(returns: Any) -> dict[str, Any] | None:

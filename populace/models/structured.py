@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -11,6 +12,7 @@ import jsonschema
 from shared.messages.model import ModelResponse
 
 _SHOWN = 200
+_FENCE = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 
 
 @functools.lru_cache(maxsize=256)
@@ -27,12 +29,18 @@ def schema_problem(schema: dict[str, Any]) -> str | None:
     return None
 
 
+def _fenced(text: str) -> str:
+    """What stands in a code fence, if the whole text is one: many models can't do without."""
+    match = _FENCE.fullmatch(text.strip())
+    return match.group(1) if match else text
+
+
 def fit(response: ModelResponse, schema: dict[str, Any] | None) -> ModelResponse:
     """The response with its text parsed, if a schema was asked for; else as it is."""
     if schema is None or response.error_kind:
         return response
     try:
-        data = json.loads(response.text)
+        data = json.loads(_fenced(response.text))
     except ValueError:
         cut = " (it was cut by the token limit)" if response.finish == "length" else ""
         response.error_kind = "schema"

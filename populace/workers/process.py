@@ -68,6 +68,7 @@ async def _serve(
         assignment.models,
         assignment.run,
         timeout=settings.model_queue_timeout,
+        terms=assignment.terms,
     )
     worker = Worker(
         bus,

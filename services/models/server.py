@@ -11,147 +11,27 @@ import contextlib
 from collections import OrderedDict
 from typing import Any
 
+from populace.models.accounts import BudgetKeeper, SharedBudget
 from populace.models.backends import Backend, make_backend
-from shared.bus import Consumer, Delivery, Message
-from shared.codec import from_public, pack_plain
-from shared.errors import BusError, CodecError, PopulaceError
+from populace.models.kept import SharedCache
+from populace.models.limits import RateLimiter, SharedPace, endpoint_key
+from populace.models.serving import Serving
+from services.models.pool import Pool
+from shared.bus import KeyValue, Message
+from shared.errors import BusError, PopulaceError
 from shared.logs import get_logger
 from shared.messages.control import CheckModel, ModelChecked
-from shared.messages.model import ModelRequest, ModelResponse, pool_name
+from shared.messages.model import pool_name
 from shared.messages.scenario import ModelSpec, Status
 from shared.service import ServiceContext, serve
-from shared.streams import ensure_streams
+from shared.streams import cache_stream, ensure_streams, kept_stream
 
 _log = get_logger(__name__)
 
-_ACK_WAIT = 60.0
-_STILL_AT_WORK = 20.0
 _POOLS_EVERY = 0.5
+_SERVERS_TTL = 6.0
+_TOLD_EVERY = 2.0
 _REMEMBERED_RUNS = 10_000
-_MAX_DELIVERIES = 5
-
-
-class Pool:
-    """One model and its queue, as served by this process."""
-
-    def __init__(self, server: ModelServer, name: str, spec: ModelSpec, backend: Backend) -> None:
-        self._server = server
-        self.name = name
-        self.backend = backend
-        self.slots = spec.concurrency or backend.slots or server.settings.model_concurrency
-        self.answered = 0
-        self.failed = 0
-        self._free = self.slots
-        self._freed = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def pull(self) -> None:
-        """Take prompts for as long as this process lives."""
-        server = self._server
-        consumer: Consumer = await server.bus.consumer(
-            server.subjects.stream_models,
-            durable=f"pool-{self.name}",
-            subjects=(server.subjects.model_queue(self.name),),
-            ack_wait=_ACK_WAIT,
-            max_waiting_acks=100_000,
-        )
-        while True:
-            while self._free <= 0:
-                self._freed.clear()
-                await self._freed.wait()
-            # A message holds a few prompts; taking one at a time near the limit keeps this
-            # worker from hoarding what others could answer.
-            for delivery in await consumer.fetch(max(1, min(64, self._free // 8)), timeout=2.0):
-                self._take(delivery)
-
-    def _take(self, delivery: Delivery) -> None:
-        try:
-            inbox, run, rows = from_public(delivery.data)
-            requests = [ModelRequest.from_columns(row) for row in rows]
-        except (CodecError, ValueError, TypeError) as error:
-            _log.error("a prompt can't be read and is dropped", error=str(error))
-            self._start(delivery.term())
-            return
-        if run in self._server.over:
-            self._start(delivery.ack())
-            return
-        if delivery.attempt > _MAX_DELIVERIES:
-            text = f"its model worker died {delivery.attempt - 1} times while answering it"
-            rows = [
-                ModelResponse(r.number, error_kind="internal", error=text).columns()
-                for r in requests
-            ]
-            self._server.bus.send(inbox, pack_plain(rows))
-            self._start(delivery.term())
-            return
-        self._free -= len(requests)
-        self._start(self._answer_all(delivery, inbox, requests))
-
-    def _start(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _answer_all(
-        self, delivery: Delivery, inbox: str, requests: list[ModelRequest]
-    ) -> None:
-        alive = asyncio.ensure_future(self._keep_alive(delivery))
-        try:
-            if self.backend.name == "scripted":
-                answers = await asyncio.gather(*(self._answer(r) for r in requests))
-                self._reply(inbox, answers)
-            else:
-                await asyncio.gather(*(self._answer_one(inbox, r) for r in requests))
-            await delivery.ack()
-        finally:
-            alive.cancel()
-            self._free += len(requests)
-            self._freed.set()
-
-    async def _answer_one(self, inbox: str, request: ModelRequest) -> None:
-        self._reply(inbox, [await self._answer(request)])
-
-    async def _answer(self, request: ModelRequest) -> ModelResponse:
-        try:
-            response = await self.backend.timed_answer(request)
-        except Exception as error:
-            _log.exception("a back end raised", pool=self.name)
-            text = f"{type(error).__name__}: {error}"
-            response = ModelResponse(
-                request.number, backend=self.backend.name, error_kind="internal", error=text
-            )
-        if response.error_kind:
-            self.failed += 1
-        else:
-            self.answered += 1
-        return response
-
-    def _reply(self, inbox: str, responses: list[ModelResponse]) -> None:
-        bus = self._server.bus
-        data = pack_plain([r.columns() for r in responses])
-        if len(data) > bus.max_payload and len(responses) > 1:
-            half = len(responses) // 2
-            self._reply(inbox, responses[:half])
-            self._reply(inbox, responses[half:])
-            return
-        try:
-            bus.send(inbox, data)
-        except BusError as error:
-            _log.error("a model's answer could not be sent", inbox=inbox, error=str(error))
-
-    @staticmethod
-    async def _keep_alive(delivery: Delivery) -> None:
-        while True:
-            await asyncio.sleep(_STILL_AT_WORK)
-            await delivery.in_progress()
-
-    async def close(self) -> None:
-        """Give up what is under way (the broker will give it to another), and close."""
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=2)
-        await self.backend.close()
 
 
 class ModelServer:
@@ -167,6 +47,10 @@ class ModelServer:
         self._pools: dict[str, Pool] = {}
         self._pulls: dict[str, asyncio.Task[None]] = {}
         self._starting = asyncio.Lock()
+        self._budgets: dict[str, BudgetKeeper] = {}
+        self._shares: dict[str, int] = {}
+        self.usage: KeyValue
+        """The bucket of accounts."""
 
     async def pool(self, spec: ModelSpec) -> Pool:
         """The pool of a model, started if needed.
@@ -180,10 +64,31 @@ class ModelServer:
             if pool is None:
                 backend = make_backend(spec, self.settings)
                 await backend.start()
-                pool = self._pools[name] = Pool(self, name, spec, backend)
+                serving = await self._serving(spec, backend)
+                pool = self._pools[name] = Pool(self, name, spec, backend, serving)
+                if spec.limits is not None and spec.limits.concurrency is not None:
+                    pool.gate.share(0)  # until it is known how many share it
                 self._pulls[name] = asyncio.ensure_future(self._pull(pool))
-                _log.info("pool is served", pool=name, backend=backend.name, slots=pool.slots)
+                _log.info("pool is served", pool=name, backend=backend.name, slots=pool.gate.most)
         return pool
+
+    async def _serving(self, spec: ModelSpec, backend: Backend) -> Serving:
+        limiter = None
+        if spec.limits is not None:
+            limits = await self.bus.bucket(self.subjects.bucket_limits)
+            limiter = RateLimiter(spec.limits, SharedPace(limits, endpoint_key(spec)))
+        return Serving(backend, spec, limiter, SharedCache(self.bus, self.subjects), self._budget)
+
+    async def _budget(self, run: str, budget: dict[str, Any]) -> BudgetKeeper:
+        """The keeper of a run's budget: one for all pools of this process."""
+        held = self._budgets.get(run)
+        if held is None:
+            bucket = await self.bus.bucket(self.subjects.bucket_budgets)
+            held = self._budgets.get(run)
+            if held is None:
+                store = SharedBudget(bucket, run)
+                held = self._budgets[run] = BudgetKeeper(budget, store, self.bus.process)
+        return held
 
     async def _pull(self, pool: Pool) -> None:
         while True:
@@ -206,8 +111,46 @@ class ModelServer:
         status = Status.model_validate_json(message.data)
         if status.kind == "ended":
             self.over[status.run] = None
+            self._budgets.pop(status.run, None)
+            for pool in self._pools.values():
+                pool.serving.accounts.pop(status.run, None)
             while len(self.over) > _REMEMBERED_RUNS:
                 self.over.popitem(last=False)
+
+    def _event(self, event: str, _: str) -> None:
+        if event == "reconnected":
+            for pool in self._pools.values():
+                pool.send_again()
+
+    async def _share_slots(self) -> None:
+        """Divide what the whole installation may have under way by those who serve a pool."""
+        bucket = None
+        while True:
+            try:
+                bucket = bucket or await self.bus.bucket(
+                    self.subjects.bucket_servers, ttl=_SERVERS_TTL
+                )
+                limited = [
+                    p for p in self._pools.values() if p.spec.limits and p.spec.limits.concurrency
+                ]
+                for pool in limited:
+                    await bucket.put(f"{pool.name}.{self.bus.process}", b"1")
+                if limited:
+                    there = [entry.key.split(".") for entry in await bucket.entries()]
+                    for pool in limited:
+                        assert pool.spec.limits is not None
+                        names = sorted(k[1] for k in there if k[0] == pool.name)
+                        most = pool.spec.limits.concurrency or 1
+                        mine = names.index(self.bus.process) if self.bus.process in names else 0
+                        share = most // max(1, len(names)) + (mine < most % max(1, len(names)))
+                        if self._shares.get(pool.name) == len(names):
+                            pool.gate.share(share)
+                        else:  # the others must have heard of it before more are under way
+                            pool.gate.share(min(share, pool.gate.cap or 0))
+                        self._shares[pool.name] = len(names)
+            except BusError as error:
+                _log.warning("slots can't be shared for now", error=str(error))
+            await asyncio.sleep(_TOLD_EVERY)
 
     async def _watch_pools(self) -> None:
         """Serve pools that were registered, also by programs that asked for no check."""
@@ -230,28 +173,27 @@ class ModelServer:
 
     def stats(self) -> dict[str, Any]:
         """Counters by pool."""
-        return {
-            name: {
-                "backend": pool.backend.name,
-                "slots": pool.slots,
-                "answered": pool.answered,
-                "failed": pool.failed,
-            }
-            for name, pool in self._pools.items()
-        }
+        return {name: pool.stats() for name, pool in self._pools.items()}
 
     async def run(self) -> None:
         """Serve until told to stop."""
         await ensure_streams(self.bus, self.subjects)
+        await self.bus.ensure_stream(kept_stream(self.subjects))
+        await self.bus.ensure_stream(cache_stream(self.subjects))
+        self.usage = await self.bus.bucket(self.subjects.bucket_usage)
+        self.bus.on_event(self._event)
         await self.bus.subscribe(self.subjects.run_status(), self._status)
         await serve(self.bus, self.subjects.model_check, CheckModel, self.check, queue="models")
         await self.context.announce("Has prompts answered by language models", stats=self.stats)
-        watch = asyncio.ensure_future(self._watch_pools())
+        background = [
+            asyncio.ensure_future(self._watch_pools()),
+            asyncio.ensure_future(self._share_slots()),
+        ]
         _log.info("model service is up")
         try:
             await self.context.stopping.wait()
         finally:
-            for task in (watch, *self._pulls.values()):
+            for task in (*background, *self._pulls.values()):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task

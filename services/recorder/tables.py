@@ -32,14 +32,17 @@ SCHEMA = pa.schema(
         pa.field("error", _TEXT),
         pa.field("message", pa.string()),
         pa.field("tokens", pa.int64()),
+        pa.field("tokens_out", pa.int64()),
         pa.field("seconds", pa.float32()),
+        pa.field("model", _TEXT),
         pa.field("backend", _TEXT),
     ]
 )
 """``call``: which recorded call of the run, from 1. ``value``: the answer as a number, if it is
 or holds one. ``answer``: all of it, as text or JSON, if it is more than that number. ``error`` and
-``message``: why there is no answer. ``tokens``: prompt and answer tokens. ``seconds``: from the
-call's start to its end, where it waited. ``backend``: what answered; "scripted" means that no
+``message``: why there is no answer. ``tokens``: prompt and answer tokens, ``tokens_out``: those of
+the answers among them. ``seconds``: from the call's start to its end, where it waited. ``model``:
+which of the scenario's models was asked, ``backend``: what answered; "scripted" means that no
 model did."""
 
 _SORT_UP_TO = 5_000_000
@@ -132,6 +135,8 @@ class RunFolder:
         agents, values = [int(a) for a in record["agents"]], list(record["values"])
         errors = {int(place): (str(kind), str(text)) for place, kind, text in record["errors"]}
         tokens = [int(t) for t in record["tokens"] or [0] * len(agents)]
+        tokens_out = [int(t) for t in record.get("tokens_out") or [0] * len(agents)]
+        models = list(record.get("models") or [None] * len(agents))
         seconds = [s and float(s) for s in record["seconds"] or [None] * len(agents)]
         backend = ",".join(record["backends"]) or None
         self._backends.update(record["backends"])
@@ -142,7 +147,8 @@ class RunFolder:
             if name not in self._personas:
                 self._personas[name] = [None] * self.waiting
         key = (round_number, population, method, call)
-        if not len(agents) == len(values) == len(tokens) == len(seconds):
+        lengths = {len(c) for c in (agents, values, tokens, tokens_out, models, seconds)}
+        if len(lengths) > 1:
             raise ValueError("columns of different lengths")
         for place, agent in enumerate(agents):
             if not self._first_time(key, agent):
@@ -165,7 +171,9 @@ class RunFolder:
                 kind,
                 message,
                 tokens[place],
+                tokens_out[place],
                 seconds[place],
+                models[place],
                 backend,
             )
             for column, cell in zip(self._columns, row, strict=True):

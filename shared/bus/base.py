@@ -52,6 +52,8 @@ class StreamSpec:
     """Each message goes to one consumer and is removed once acknowledged."""
     keep: bool = False
     """Full, it refuses new messages rather than to lose old ones; work queues always do."""
+    compressed: bool = False
+    """Whether the broker compresses what it stores."""
     max_bytes: int = 1 << 30
     """Beyond this the oldest messages go, or new ones are refused (work queues, ``keep``)."""
     max_age: float = 7 * 86400.0

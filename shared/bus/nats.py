@@ -511,6 +511,7 @@ class NatsBus(Bus):
                 api.DiscardPolicy.NEW if spec.work_queue or spec.keep else api.DiscardPolicy.OLD
             ),
             allow_direct=True,
+            compression=api.StoreCompression.S2 if spec.compressed else None,
             max_bytes=spec.max_bytes,
             max_age=spec.max_age,
             storage=api.StorageType.FILE,

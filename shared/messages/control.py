@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from shared.messages.model import Terms
 from shared.messages.scenario import ModelSpec
 
 
@@ -41,6 +42,8 @@ class AcquireWorkers(BaseModel):
     models: dict[str, ModelSpec] = Field(default_factory=dict)
     results_format: str = "msgpack"
     call_timeout: float | None = None
+    terms: Terms = Field(default_factory=Terms)
+    """What the run asks of the model services beside its prompts."""
     profile: bool = False
     """Whether to measure where time goes."""
     isolated: bool = False
@@ -76,6 +79,7 @@ class Assignment(BaseModel):
     models: dict[str, ModelSpec] = Field(default_factory=dict)
     results_format: str = "msgpack"
     call_timeout: float | None = None
+    terms: Terms = Field(default_factory=Terms)
     profile: bool = False
 
 

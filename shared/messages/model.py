@@ -25,6 +25,12 @@ class ModelRequest:
     temperature: float = 1.0
     top_p: float = 1.0
     max_tokens: int = 256
+    model: str = "default"
+    """The model's name in its scenario, for the accounts."""
+    spare: tuple[int, int] = (0, 0)
+    """Which messages (from, up to) may be left out, oldest first, if all would not fit."""
+    tools: list[dict[str, Any]] | None = None
+    """Tools that the model may call, in OpenAI's shape."""
 
     def columns(self) -> list[Any]:
         """The request as it travels."""
@@ -36,6 +42,9 @@ class ModelRequest:
             self.temperature,
             self.top_p,
             self.max_tokens,
+            self.model,
+            self.spare,
+            self.tools,
         ]
 
     @classmethod
@@ -46,8 +55,20 @@ class ModelRequest:
             CodecError: the row has another shape.
         """
         try:
-            number, key, messages, schema, temperature, top_p, max_tokens = row
-            return cls(number, tuple(key), messages, schema, temperature, top_p, max_tokens)
+            number, key, messages, schema, temperature, top_p, max_tokens, *rest = row
+            model, spare, tools = rest or ("default", (0, 0), None)
+            return cls(
+                number,
+                tuple(key),
+                messages,
+                schema,
+                temperature,
+                top_p,
+                max_tokens,
+                model,
+                tuple(spare),
+                tools,
+            )
         except (TypeError, ValueError) as error:
             raise CodecError(f"a model request has the wrong shape: {error}") from None
 
@@ -73,9 +94,14 @@ class ModelResponse:
     backend: str = ""
     """Name of what answered, such as "embedded" or "scripted"."""
     error_kind: str = ""
-    """Empty, or what failed: "unreachable", "timeout", "refused", "schema", "internal"."""
+    """Empty, or what failed: see ``populace.errors.ModelFailure``."""
     error: str = ""
     details: dict[str, Any] = field(default_factory=dict)
+    """What else is worth telling: "attempts" (more than one was needed), "repaired" (it fitted the
+    schema at the second time), "shortened" (messages left out), "cut" (messages cut), "cached"
+    (prompt tokens that the engine had at hand), "kept" (served from kept answers, nothing was
+    asked), "reasoning" (what the model thought, where the endpoint tells it apart), "tool_calls".
+    """
     seconds: float = 0.0
     """How long the back end was at work."""
 
@@ -108,6 +134,39 @@ class ModelResponse:
             raise CodecError(f"a model response has the wrong shape: {error}") from None
 
 
+_HOW_ASKED = {"temperature", "top_p", "max_tokens", "memory", "price"}
+
+
+@dataclass(slots=True)
+class Terms:
+    """What a run asks of the model services beside its prompts; travels with each batch."""
+
+    cache: str = "off"
+    budget: dict[str, Any] | None = None
+    """As in ``Budget``."""
+    prices: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By model: money for a million tokens in, and out."""
+    keep: bool = True
+    """Whether answers are kept."""
+
+    def plain(self) -> list[Any]:
+        """As they travel."""
+        return [self.cache, self.budget, self.prices, self.keep]
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Terms:
+        """The terms that travelled.
+
+        Raises:
+            CodecError: they have another shape.
+        """
+        try:
+            cache, budget, prices, keep = value
+            return cls(cache, budget, {k: (p[0], p[1]) for k, p in prices.items()}, bool(keep))
+        except (TypeError, ValueError, AttributeError, IndexError) as error:
+            raise CodecError(f"a run's terms have the wrong shape: {error}") from None
+
+
 def pool_name(spec: ModelSpec) -> str:
     """The work queue's name for all models that are served alike: equal endpoint, equal queue.
 
@@ -115,5 +174,5 @@ def pool_name(spec: ModelSpec) -> str:
     """
     if spec.backend == "embedded":
         return "embedded"
-    told = spec.model_dump_json(exclude={"temperature", "top_p", "max_tokens"})
+    told = spec.model_dump_json(exclude=_HOW_ASKED)
     return f"{spec.backend}-{hashlib.blake2b(told.encode(), digest_size=6).hexdigest()}"

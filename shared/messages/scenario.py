@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -17,6 +18,33 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Latency(Strict):
+    """Seconds until an answer, drawn from a lognormal distribution."""
+
+    median: float = Field(gt=0)
+    sigma: float = Field(default=0.5, ge=0, le=5)
+    """Standard deviation of the logarithm."""
+
+
+class ScriptRule(Strict):
+    """What the scripted back end says where a prompt matches."""
+
+    when: str
+    """A regular expression, looked for in the last message."""
+    text: str
+    """The answer; ``{1}`` stands for the expression's first group, ``{number}`` and ``{words}`` as
+    in the script's own text."""
+
+    @field_validator("when")
+    @classmethod
+    def _expression(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"is no regular expression: {error}") from None
+        return value
+
+
 class ScriptSpec(Strict):
     """How the scripted back end answers: no language model, for tests and benchmarks."""
 
@@ -26,18 +54,81 @@ class ScriptSpec(Strict):
     low: float = 0.0
     high: float = 100.0
     """Numbers are drawn evenly from [low, high], from (seed, agent, round, call) alone."""
-    latency: float = Field(default=0.0, ge=0.0)
-    """Seconds until an answer."""
+    rules: list[ScriptRule] = Field(default_factory=list)
+    """The first that matches gives the answer, instead of ``text``."""
+    latency: Annotated[float, Field(ge=0.0)] | Latency = 0.0
+    """Seconds until an answer: always the same, or drawn."""
     failures: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of requests that fail."""
+
+
+class Limits(Strict):
+    """What the whole installation may ask of an endpoint, all runs and model services together."""
+
+    requests_per_minute: float | None = Field(default=None, gt=0)
+    tokens_per_minute: float | None = Field(default=None, gt=0)
+    """Prompt and answer tokens."""
+    concurrency: int | None = Field(default=None, ge=1)
+    """Requests under way at once."""
+
+
+class Price(Strict):
+    """Money for a million tokens."""
+
+    input: float = Field(default=0.0, ge=0)
+    output: float = Field(default=0.0, ge=0)
+
+
+class MemorySpec(Strict):
+    """What becomes of an agent's memory when it grows longer than its budget."""
+
+    policy: Literal["window", "summary", "none"] = "window"
+    """"window": the latest messages are sent; "summary": older ones are summed up by the model, and
+    forgotten; "none": nothing is left out, and a prompt that would not fit fails unsent."""
+    tokens: int | None = Field(default=None, ge=16)
+    """Budget; default: half of what the model can take."""
+
+
+class Mixture(Strict):
+    """Which of the run's models an agent asks: by weight, or by a column of its persona."""
+
+    weights: dict[str, float] | None = None
+    """Model to its share of the population, met exactly (largest remainder); which agents get
+    which follows from the seed."""
+    by: str | None = None
+    """A column of the persona."""
+    choose: dict[str, str] = Field(default_factory=dict)
+    """The column's value to a model; ``"*"`` for all others."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Mixture:
+        if (self.weights is None) == (self.by is None):
+            raise ValueError("give either weights, or by and choose")
+        if self.weights is not None:
+            if self.choose:
+                raise ValueError("choose goes with by")
+            if not self.weights or any(not w >= 0 for w in self.weights.values()):
+                raise ValueError("weights must be 0 or more")
+            if not sum(self.weights.values()) > 0:
+                raise ValueError("the weights must not all be 0")
+        elif not self.choose:
+            raise ValueError("by needs choose: which value of the column means which model")
+        return self
+
+    @property
+    def models(self) -> list[str]:
+        """The models that it names."""
+        return list(dict.fromkeys([*(self.weights or {}), *self.choose.values()]))
 
 
 class ModelSpec(Strict):
     """A model that agents may ask, and how it is asked by default."""
 
-    backend: Literal["embedded", "openai", "scripted"] = "embedded"
-    base_url: str | None = None
-    """Of an OpenAI-compatible endpoint, with or without ``/v1``."""
+    backend: Literal["embedded", "openai", "vllm", "scripted"] = "embedded"
+    mixture: Mixture | None = None
+    """Stands for others of the run's models; nothing else is given then."""
+    base_url: str | list[str] | None = None
+    """Of an OpenAI-compatible endpoint, with or without ``/v1``; or of several equal ones."""
     model: str | None = None
     api_key_env: str | None = None
     """The environment variable of the model service that holds the key; never the key."""
@@ -48,29 +139,81 @@ class ModelSpec(Strict):
     """Requests under way at once in one model worker; default: the worker's setting."""
     timeout: float | None = Field(default=None, gt=0)
     """Seconds that one request may take; default: the worker's setting."""
+    limits: Limits | None = None
+    context: int | None = Field(default=None, ge=64)
+    """Tokens that prompt and answer may have together; default: what the endpoint says, if it
+    does."""
+    memory: MemorySpec = MemorySpec()
+    repair: bool = True
+    """Whether an answer that does not fit its schema is asked for once more, with the error."""
+    price: Price | None = None
+    """Default: what the price table (``POPULACE_PRICES``) says of the model."""
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Of the vllm backend: arguments of vLLM's engine, such as ``max_model_len``."""
     script: ScriptSpec | None = None
 
     @field_validator("base_url")
     @classmethod
-    def _http(cls, value: str | None) -> str | None:
+    def _http(cls, value: str | list[str] | None) -> str | list[str] | None:
         if value is None:
             return None
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ValueError("must be an http:// or https:// address")
-        if parts.username or parts.password:
-            raise ValueError("must not hold a password; name its variable in api_key_env")
-        return value.rstrip("/").removesuffix("/v1")
+        if isinstance(value, list):
+            if not value:
+                raise ValueError("must name at least one endpoint")
+            return list(dict.fromkeys(_endpoint(one) for one in value))
+        return _endpoint(value)
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The addresses in ``base_url``."""
+        if self.base_url is None:
+            return []
+        return self.base_url if isinstance(self.base_url, list) else [self.base_url]
 
     @model_validator(mode="after")
     def _complete(self) -> ModelSpec:
+        if self.mixture is not None:
+            if self.model_fields_set - {"mixture"}:
+                raise ValueError("a mixture stands for other models and has no keys besides")
+            return self
         if self.backend == "openai" and not (self.base_url and self.model):
             raise ValueError("the openai backend needs base_url and model")
+        if self.backend == "vllm" and not self.model:
+            raise ValueError("the vllm backend needs model")
+        if self.engine and self.backend != "vllm":
+            raise ValueError("engine goes with the vllm backend alone")
         if self.backend != "openai" and (self.base_url or self.api_key_env):
             raise ValueError(f"base_url and api_key_env mean nothing to the {self.backend} backend")
         if self.script is not None and self.backend != "scripted":
             raise ValueError("script goes with the scripted backend alone")
         return self
+
+
+def _endpoint(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ValueError("must be an http:// or https:// address")
+    if parts.username or parts.password:
+        raise ValueError("must not hold a password; name its variable in api_key_env")
+    return value.rstrip("/").removesuffix("/v1")
+
+
+class Budget(Strict):
+    """What a run may spend on models; once it is spent, nothing more is asked."""
+
+    tokens: int | None = Field(default=None, ge=1)
+    """Prompt and answer tokens."""
+    money: float | None = Field(default=None, gt=0)
+    requests: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _something(self) -> Budget:
+        if self.tokens is None and self.money is None and self.requests is None:
+            raise ValueError("give tokens, money or requests")
+        return self
+
+
+CacheMode = Literal["off", "read-write", "replay"]
 
 
 class AgentsSpec(Strict):
@@ -112,6 +255,10 @@ class ScenarioSpec(Strict):
     models: dict[str, ModelSpec] = Field(default_factory=lambda: {"default": ModelSpec()})
     params: dict[str, Any] = Field(default_factory=dict)
     """Checked by the scenario's own ``Params``."""
+    budget: Budget | None = None
+    cache: CacheMode = "off"
+    """Answers kept across runs. "read-write": what was asked before, word for word and by the same
+    agent, is not asked again; "replay": nothing is asked, and what was not kept fails."""
     profile: bool = False
     """Whether to measure where the run's time goes; costs a few per cent itself."""
     call_timeout: float | None = Field(default=None, gt=0)
@@ -139,11 +286,23 @@ class ScenarioSpec(Strict):
             raise ValueError("must be 1 to 64 characters of A-Z, a-z, 0-9, '_' and '-'")
         return value
 
+    @field_validator("cache", mode="before")
+    @classmethod
+    def _cache_words(cls, value: Any) -> Any:
+        """YAML reads ``off`` as false; ``true`` means the useful one."""
+        return {False: "off", True: "read-write"}.get(value, value) if value in (0, 1) else value
+
     @field_validator("models")
     @classmethod
     def _has_default(cls, value: dict[str, ModelSpec]) -> dict[str, ModelSpec]:
         if "default" not in value:
             raise ValueError("must have an entry named 'default'")
+        for name, spec in value.items():
+            for other in spec.mixture.models if spec.mixture is not None else ():
+                if other not in value:
+                    raise ValueError(f"{name} mixes a model {other!r}, which is not among them")
+                if value[other].mixture is not None:
+                    raise ValueError(f"{name} mixes {other}, which is itself a mixture")
         return value
 
 

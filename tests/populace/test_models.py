@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 import populace
 from populace import Agent, InvalidInputError, ModelFailure, ModelSpec, ScriptSpec
-from populace.models.backends import make_backend
+from populace.models.backends import make_backend, openai
 from populace.models.backends.openai import OpenAIBackend, api_key
 from populace.models.structured import fit
 from shared.errors import PopulaceError
@@ -28,7 +28,10 @@ SCHEMA = {
 
 
 @pytest.fixture
-async def backend(endpoint: Endpoint) -> AsyncIterator[OpenAIBackend]:
+async def backend(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[OpenAIBackend]:
+    monkeypatch.setattr(openai, "_PAUSE", 0.01)
     made = OpenAIBackend(endpoint.url, "m", key="s3cret", timeout=2)
     await made.start()
     yield made
@@ -47,7 +50,7 @@ async def test_what_is_sent_and_what_comes_back(endpoint: Endpoint, backend: Ope
     assert sent["response_format"]["json_schema"]["schema"] == SCHEMA
     assert sent["seed"] == prompt().draw
     assert endpoint.headers[0]["Authorization"] == "Bearer s3cret"
-    assert response.error_kind == "schema"  # "hello" is not JSON
+    assert response.text == "hello"
     assert (response.tokens_in, response.tokens_out, response.backend) == (11, 3, "openai:m")
 
 
@@ -68,9 +71,16 @@ async def test_passing_faults_are_tried_again(endpoint: Endpoint, backend: OpenA
     [
         (lambda: web.Response(status=400, text="bad prompt"), "refused", "400 .*bad prompt", 1),
         (lambda: web.Response(status=401, text="key s3cret?"), "refused", r"key \*\*\*\?", 1),
-        (lambda: web.Response(status=500, text="oops"), "unreachable", "500 .*oops", 4),
-        (lambda: web.Response(text="no json"), "refused", "something else than JSON", 1),
-        (lambda: web.json_response({"x": 1}), "refused", "without a choice", 1),
+        (lambda: web.Response(status=500, text="oops"), "unreachable", "500 .*oops", 5),
+        (lambda: web.Response(status=429, text="slow"), "rate_limit", "429 .*slow", 5),
+        (lambda: web.Response(text="no json"), "refused", "something else than JSON", 5),
+        (lambda: web.json_response({"x": 1}), "refused", "without a choice", 5),
+        (
+            lambda: web.Response(status=400, text="maximum context length is 512 tokens"),
+            "context",
+            "512 tokens",
+            1,
+        ),
     ],
 )
 async def test_refusals(  # type: ignore[no-untyped-def]
@@ -100,6 +110,7 @@ async def test_a_slow_endpoint(endpoint: Endpoint) -> None:
     endpoint.delay = 1.0
     response = await backend.answer(prompt(max_tokens=5))
     assert response.error_kind == "timeout"
+    assert len(endpoint.requests) == 2
     assert "did not answer within 0.1 s" in response.error
     await backend.close()
 
@@ -232,8 +243,10 @@ async def test_agents_ask(endpoint: Endpoint) -> None:
         assert await agent.ask("remember") == 2
         roles = [m["role"] for m in endpoint.requests[-1]["messages"]]
         assert roles == ["system", "user", "assistant", "user"]
+        asked = len(endpoint.requests)
         with pytest.raises(populace.AgentError) as caught:
             await agent.ask("schema")
+        assert len(endpoint.requests) == asked + 2  # the second time to repair it
         assert caught.value.kind == "model_schema"
         with pytest.raises(populace.AgentError, match="no model named 'other'"):
             await agent.ask("unknown")

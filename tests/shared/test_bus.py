@@ -372,8 +372,12 @@ async def test_a_stream_that_keeps_refuses_what_it_cannot_hold(bus_maker: Maker)
     bus = await bus_maker()
     name = unique()
     await bus.ensure_stream(StreamSpec(name, (f"{name}.>",), max_bytes=10_000, keep=True))
-    with pytest.raises(BusError):
-        for _ in range(20):
+    refused = 0
+    for _ in range(20):
+        try:
             await bus.append(f"{name}.a", b"x" * 1000)
+        except BusError:
+            refused += 1
+    assert refused >= 10
     first = await bus.last(name, f"{name}.a")
     assert first is not None

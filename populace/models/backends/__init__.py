@@ -23,10 +23,14 @@ def make_backend(spec: ModelSpec, settings: Settings) -> Backend:
         from populace.models.backends.embedded import EmbeddedBackend
 
         return EmbeddedBackend(spec, settings)
+    if spec.backend == "vllm":
+        from populace.models.backends.vllm import VllmBackend
+
+        return VllmBackend(spec)
     from populace.models.backends.openai import OpenAIBackend, api_key
 
     return OpenAIBackend(
-        spec.base_url or "",
+        spec.endpoints,
         spec.model or "",
         key=api_key(spec.api_key_env, settings),
         timeout=spec.timeout or settings.model_timeout,

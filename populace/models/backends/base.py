@@ -16,6 +16,8 @@ class Backend(abc.ABC):
     """Stands in every result: "embedded", "openai:<model>", "scripted"."""
     slots: int | None = None
     """Requests that it serves side by side, where it knows; else the setting counts."""
+    context: int | None = None
+    """Tokens of prompt and answer together, where it knows."""
 
     @abc.abstractmethod
     async def start(self) -> None:
@@ -33,6 +35,10 @@ class Backend(abc.ABC):
             PopulaceError: it can't be reached; one sentence says why.
         """
 
+    async def count(self, messages: list[dict[str, Any]]) -> int | None:
+        """Tokens of a conversation by the model's own tokenizer; None if it doesn't tell."""
+        return None
+
     async def timed_answer(self, request: ModelRequest) -> ModelResponse:
         """``answer``, and how long it took."""
         began = time.monotonic()
@@ -42,7 +48,10 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     async def answer(self, request: ModelRequest) -> ModelResponse:
-        """Answer one prompt. Failures are responses with an error kind, not exceptions."""
+        """Answer one prompt, as it is. Failures are responses with an error kind, not exceptions.
+
+        A schema is for guided decoding, where the engine has it; nothing is parsed here.
+        """
 
     @abc.abstractmethod
     async def close(self) -> None:

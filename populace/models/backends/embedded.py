@@ -52,6 +52,7 @@ class EmbeddedBackend(Backend):
 
     def __init__(self, spec: ModelSpec, settings: Settings) -> None:
         self.name = "embedded"
+        self.context = _CONTEXT
         self.slots = settings.embedded_slots
         self._threads = settings.embedded_threads or max(1, min(4, settings.cores - 1))
         self._timeout = spec.timeout or settings.model_timeout
@@ -107,6 +108,11 @@ class EmbeddedBackend(Backend):
         """Answer one prompt."""
         assert self._inner is not None
         return await self._inner.answer(request)
+
+    async def count(self, messages: list[dict[str, Any]]) -> int | None:
+        """Tokens of a conversation by the model's own tokenizer."""
+        assert self._inner is not None
+        return await self._inner.count(messages)
 
     async def close(self) -> None:
         """Stop the server."""

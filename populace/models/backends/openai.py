@@ -1,24 +1,30 @@
-"""Any endpoint that speaks OpenAI's chat API: vLLM, llama.cpp, Ollama, hosted providers."""
+"""Any endpoints that speak OpenAI's chat API: vLLM, llama.cpp, Ollama, hosted providers."""
 
 from __future__ import annotations
 
 import asyncio
 import fnmatch
+import hashlib
 import os
 import random
+from collections.abc import Callable
 from typing import Any
 
-import aiohttp
-
 from populace.models.backends.base import Backend
-from populace.models.structured import fit
+from populace.models.backends.endpoint import RETRY, Endpoint
 from shared.errors import InvalidInputError, PopulaceError
 from shared.messages.model import ModelRequest, ModelResponse
 from shared.settings import Settings
 
-_ATTEMPTS = 4
+_ATTEMPTS = 5
+_SLOW_ATTEMPTS = 2
+"""Of requests that end with a time-out: each may have taken minutes."""
+_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
-_MESSAGE_LIMIT = 400
+_PREFIX = 2000
+_UNEVEN = 1.25
+"""Times its fair share of requests that an endpoint may have, for the sake of a prefix that it
+holds already (consistent hashing with bounded loads, Mirrokni et al. 2016)."""
 
 
 def api_key(variable: str | None, settings: Settings) -> str | None:
@@ -44,11 +50,11 @@ def api_key(variable: str | None, settings: Settings) -> str | None:
 
 
 class OpenAIBackend(Backend):
-    """Sends each prompt to ``<base_url>/v1/chat/completions``.
+    """Sends each prompt to one of some equal endpoints; passing faults are tried again.
 
     Args:
-        base_url: without ``/v1``.
-        model: the model's name at the endpoint.
+        base_url: one address, or several, without ``/v1``.
+        model: the model's name there.
         key: sent as a bearer token; never logged.
         timeout: seconds that one request may take.
         name: how results name this back end.
@@ -56,7 +62,7 @@ class OpenAIBackend(Backend):
 
     def __init__(
         self,
-        base_url: str,
+        base_url: str | list[str],
         model: str,
         *,
         key: str | None = None,
@@ -64,31 +70,27 @@ class OpenAIBackend(Backend):
         name: str | None = None,
     ) -> None:
         self.name = name or f"openai:{model}"
-        self._base = base_url.rstrip("/")
         self._model = model
-        self._key = key
-        self._timeout = timeout
-        self._session: aiohttp.ClientSession | None = None
+        urls = [base_url] if isinstance(base_url, str) else base_url
+        self.endpoints = [Endpoint(u.rstrip("/"), model, key, timeout, self.name) for u in urls]
+        self.on_pressure: Callable[[str], None] = lambda kind: None
+        """Told of "rate_limit" and "timeout", whenever an attempt ends so."""
 
     async def start(self) -> None:
-        """Open a connection pool; the endpoint is not asked yet."""
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        self._session = aiohttp.ClientSession(
-            headers=headers,
-            timeout=aiohttp.ClientTimeout(total=self._timeout, sock_connect=10),
-            connector=aiohttp.TCPConnector(limit=0),
-        )
+        """Open connection pools; no endpoint is asked yet."""
+        for endpoint in self.endpoints:
+            endpoint.open()
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
+        for endpoint in self.endpoints:
+            await endpoint.close()
 
     async def check(self) -> dict[str, Any]:
-        """Ask the endpoint for one token.
+        """Ask each endpoint for one token; one that answers is enough.
 
         Raises:
-            PopulaceError: it does not answer, or refuses.
+            PopulaceError: none answers.
         """
         request = ModelRequest(
             0,
@@ -97,105 +99,62 @@ class OpenAIBackend(Backend):
             temperature=0.0,
             max_tokens=1,
         )
-        response = await self._once(request)
-        if response.error_kind:
-            raise PopulaceError(response.error)
-        return {"model": self._model, "endpoint": self._base}
+        responses = await asyncio.gather(*(e.ask(request) for e in self.endpoints))
+        if all(r.error_kind for r in responses):
+            raise PopulaceError("; ".join(dict.fromkeys(r.error for r in responses)))
+        found = await asyncio.gather(*(e.find_context() for e in self.endpoints))
+        known = [c for c in found if c is not None]
+        self.context = min(known) if known else None
+        return {
+            "model": self._model,
+            "endpoint": ", ".join(e.url for e in self.endpoints),
+            "answering": sum(not r.error_kind for r in responses),
+            "context": self.context,
+        }
+
+    async def count(self, messages: list[dict[str, Any]]) -> int | None:
+        """Tokens of a conversation by an endpoint's own tokenizer."""
+        return await self._choose(messages).count(messages)
 
     async def answer(self, request: ModelRequest) -> ModelResponse:
-        """Answer one prompt; passing faults are tried again a few times."""
-        response = await self._once(request)
-        for attempt in range(1, _ATTEMPTS):
-            pause = response.details.pop("retry_after", None)
-            if pause is None:
-                break
-            if pause <= 0:
+        """Answer one prompt; passing faults are tried again a few times, elsewhere if there is."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            endpoint = self._choose(request.messages)
+            away = endpoint.away_for
+            if away > 0:
                 # Full jitter keeps a crowd of retries from arriving together.
-                pause = random.uniform(0.1, 0.5 * 2**attempt)  # noqa: S311
-            await asyncio.sleep(min(pause, _LONGEST_PAUSE))
-            response = await self._once(request)
-            response.details["attempts"] = attempt + 1
-        response.details.pop("retry_after", None)
+                await asyncio.sleep(min(_LONGEST_PAUSE, away * random.uniform(1.0, 1.3)))  # noqa: S311
+            response = await endpoint.ask(request)
+            if attempt > 1:
+                response.details["attempts"] = attempt
+            pause = response.details.pop(RETRY, None)
+            if response.error_kind in ("rate_limit", "timeout"):
+                self.on_pressure(response.error_kind)
+            slow = response.error_kind == "timeout" and attempt >= _SLOW_ATTEMPTS
+            if pause is None or attempt == _ATTEMPTS or slow:
+                break
+            if response.error_kind == "rate_limit" and pause > 0:
+                continue  # the endpoint said how long, and is left alone for that long
+            if len(self.endpoints) == 1 or response.error_kind != "unreachable":
+                spread = random.uniform(_PAUSE / 5, _PAUSE * 2 ** (attempt - 1))  # noqa: S311
+                await asyncio.sleep(min(_LONGEST_PAUSE, max(pause, spread)))
+        if response.error_kind == "context" and endpoint.context is not None:
+            self.context = endpoint.context
         return response
 
-    async def _once(self, request: ModelRequest) -> ModelResponse:
-        assert self._session is not None, "the back end was not started"
-        body: dict[str, Any] = {
-            "model": self._model,
-            "messages": request.messages,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "max_tokens": request.max_tokens,
-            "seed": request.draw,
-        }
-        if request.schema is not None:
-            body["response_format"] = {
-                "type": "json_schema",
-                "json_schema": {"name": "answer", "schema": request.schema, "strict": True},
-            }
-        url = f"{self._base}/v1/chat/completions"
-        try:
-            async with self._session.post(url, json=body) as reply:
-                if reply.status != 200:
-                    return self._refused(request, reply, await reply.text())
-                content = await reply.json(content_type=None)
-        except TimeoutError:
-            return self._failed(
-                request, "timeout", f"{self._base} did not answer within {self._timeout:g} s"
-            )
-        except (aiohttp.ClientError, OSError) as error:
-            text = f"the model endpoint {self._base} can't be reached: {error}"
-            return self._failed(request, "unreachable", text, retry_after=0.0)
-        except ValueError as error:
-            return self._failed(
-                request, "refused", f"{self._base} answered with something else than JSON: {error}"
-            )
-        return self._answered(request, content)
+    def _choose(self, messages: list[dict[str, Any]]) -> Endpoint:
+        """The endpoint that has seen how this prompt begins, unless it is busy or away."""
+        if len(self.endpoints) == 1:
+            return self.endpoints[0]
+        there = [e for e in self.endpoints if e.away_for <= 0]
+        if not there:
+            return min(self.endpoints, key=lambda e: e.away_for)
+        share = (sum(e.in_flight for e in there) + 1) / len(there)
+        free = [e for e in there if e.in_flight < share * _UNEVEN]
+        begins = str(messages[0].get("content") or "")[:_PREFIX] if messages else ""
+        return max(free, key=lambda e: _weight(begins, e.url))
 
-    def _refused(
-        self, request: ModelRequest, reply: aiohttp.ClientResponse, text: str
-    ) -> ModelResponse:
-        said = text.strip()[:_MESSAGE_LIMIT]
-        message = f"{self._base} answered {reply.status} {reply.reason}: {said}"
-        if reply.status == 429 or reply.status >= 500:
-            try:
-                pause = float(reply.headers.get("Retry-After", 0.0))
-            except ValueError:
-                pause = 0.0
-            kind = "refused" if reply.status == 429 else "unreachable"
-            return self._failed(request, kind, message, retry_after=pause)
-        return self._failed(request, "refused", message)
 
-    def _failed(
-        self, request: ModelRequest, kind: str, message: str, retry_after: float | None = None
-    ) -> ModelResponse:
-        if self._key:
-            message = message.replace(self._key, "***")
-        details = {} if retry_after is None else {"retry_after": retry_after}
-        return ModelResponse(
-            request.number,
-            backend=self.name,
-            error_kind=kind,
-            error=message,
-            details=details,
-        )
-
-    def _answered(self, request: ModelRequest, content: Any) -> ModelResponse:
-        try:
-            choice = content["choices"][0]
-            text = choice["message"].get("content") or ""
-            finish = choice.get("finish_reason") or "stop"
-            usage = content.get("usage") or {}
-        except (KeyError, IndexError, TypeError, AttributeError):
-            return self._failed(
-                request, "refused", f"{self._base} answered without a choice: {str(content)[:200]}"
-            )
-        response = ModelResponse(
-            request.number,
-            text=text,
-            finish=finish,
-            tokens_in=int(usage.get("prompt_tokens") or 0),
-            tokens_out=int(usage.get("completion_tokens") or 0),
-            backend=self.name,
-        )
-        return fit(response, request.schema)
+def _weight(prefix: str, url: str) -> bytes:
+    """Rendezvous hashing: each prefix ranks the endpoints in an order of its own."""
+    return hashlib.blake2b(f"{url}\0{prefix}".encode(), digest_size=8).digest()

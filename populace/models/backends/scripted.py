@@ -1,4 +1,4 @@
-"""The scripted back end: no model, but answers that follow from the request's key alone.
+"""The scripted back end: no model, but answers that follow from the request's key and prompt.
 
 For tests and benchmarks. Every result says "scripted".
 """
@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import math
+import re
 from typing import Any
 
 from populace._random import AgentRandom, mix, round_key, stream_key, stream_state
 from populace.models.backends.base import Backend
-from populace.models.structured import fit
 from shared.messages.model import ModelRequest, ModelResponse
 from shared.messages.scenario import ModelSpec, ScriptSpec
 
 _DEPTH = 8
+_PAUSES = 0x9E3779B9
 _SO_MANY = 30
 _WORDS = [f"{a}{b}{c}" for a in ("ba", "de", "ki", "lo", "mu") for b in "lnrst" for c in "aeiou"]
 """125 words that mean nothing."""
@@ -45,12 +47,13 @@ class ScriptedBackend(Backend):
     async def answer(self, request: ModelRequest) -> ModelResponse:
         """Answer from (seed, population, agent, round, number of the question)."""
         script = self._script
-        if script.latency:
-            await asyncio.sleep(script.latency)
         seed, population, agent, round_number, question = request.key
         key = round_key(_stream_key(seed, f"model/{population}"), round_number)
         state = stream_state(key, agent)
         source = AgentRandom(mix(state + question))
+        pause = _pause(script, AgentRandom(mix(state + question + _PAUSES)))
+        if pause:
+            await asyncio.sleep(pause)
         if source.random() < script.failures:
             return ModelResponse(
                 request.number,
@@ -63,15 +66,35 @@ class ScriptedBackend(Backend):
             filled = _fill(request.schema, source, number, script, 0)
             text = json.dumps(filled)
         else:
-            text = _text(script, source, number)
-        response = ModelResponse(
+            text = _answer(script, request, source, number)
+        return ModelResponse(
             request.number,
             text=text,
             tokens_in=sum(len(str(m.get("content", ""))) for m in request.messages) // 4,
             tokens_out=max(1, len(text) // 4),
             backend=self.name,
         )
-        return fit(response, request.schema)
+
+
+def _pause(script: ScriptSpec, source: AgentRandom) -> float:
+    """Seconds until the answer; drawn apart, so that answers don't depend on it."""
+    latency = script.latency
+    if isinstance(latency, float):
+        return latency
+    return latency.median * math.exp(latency.sigma * source.gauss(0.0, 1.0))
+
+
+def _answer(script: ScriptSpec, request: ModelRequest, source: AgentRandom, number: float) -> str:
+    """A free answer: by the first rule that matches the last message, or the script's text."""
+    last = str(request.messages[-1].get("content", "")) if request.messages else ""
+    for rule in script.rules:
+        match = re.search(rule.when, last)
+        if match is not None:
+            text = rule.text
+            for number_ in range(1, match.re.groups + 1):
+                text = text.replace(f"{{{number_}}}", match.group(number_) or "")
+            return _text(script.model_copy(update={"text": text}), source, number)
+    return _text(script, source, number)
 
 
 def _text(script: ScriptSpec, source: AgentRandom, number: float) -> str:

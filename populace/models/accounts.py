@@ -1,0 +1,353 @@
+"""What models were asked and what it cost: counted by round and model; and budgets."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shared.bus import KeyValue
+from shared.errors import BusError, InvalidInputError, RevisionConflictError
+from shared.logs import get_logger
+from shared.messages.model import ModelResponse
+from shared.messages.scenario import ModelSpec, Price
+
+_log = get_logger(__name__)
+
+_MILLION = 1e6
+
+
+@dataclass(slots=True)
+class Usage:
+    """Sums over requests."""
+
+    requests: int = 0
+    """Prompts that were answered by asking, whatever came of it."""
+    attempts: int = 0
+    """Requests that left for an endpoint, those that were tried again and repairs included."""
+    kept: int = 0
+    """Prompts that were answered from kept answers: nothing was asked, nothing is charged."""
+    failed: int = 0
+    refused: int = 0
+    """Prompts that were not asked, since the budget was spent."""
+    tokens_in: int = 0
+    tokens_out: int = 0
+    cached: int = 0
+    """Of the prompt tokens, those that the engine had at hand, where it tells."""
+    money: float = 0.0
+    repaired: int = 0
+    """Answers that fitted their schema at the second time."""
+    shortened: int = 0
+    """Prompts of which messages were left out."""
+    cut: int = 0
+    """Prompts of which the middle of a message was left out."""
+    ended_early: int = 0
+    """Answers that the token limit ended."""
+    estimated: int = 0
+    """Answers whose token counts the endpoint did not tell, or told wrongly."""
+
+    def add(self, response: ModelResponse, price: tuple[float, float] | None) -> None:
+        """Count a response."""
+        details = response.details
+        if details.get("kept"):
+            self.kept += 1
+            return
+        if response.error_kind == "budget":
+            self.refused += 1
+            return
+        self.requests += 1
+        self.attempts += int(details.get("attempts", 1)) + ("repaired" in details)
+        self.failed += bool(response.error_kind)
+        self.tokens_in += response.tokens_in
+        self.tokens_out += response.tokens_out
+        self.cached += int(details.get("cached", 0))
+        self.repaired += bool(details.get("repaired"))
+        self.shortened += bool(details.get("shortened"))
+        self.cut += bool(details.get("cut"))
+        self.ended_early += response.finish == "length"
+        self.estimated += "usage" in details
+        if price is not None:
+            self.money += money_of(response.tokens_in, response.tokens_out, price)
+
+    def merge(self, other: Mapping[str, Any]) -> None:
+        """Add another's sums."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + other.get(one.name, 0))
+
+    def plain(self) -> dict[str, Any]:
+        """As it is written; zeros are left out."""
+        return {k: round(v, 6) for k, v in asdict(self).items() if v}
+
+
+def money_of(tokens_in: int, tokens_out: int, price: tuple[float, float]) -> float:
+    """What so many tokens cost."""
+    return (tokens_in * price[0] + tokens_out * price[1]) / _MILLION
+
+
+@dataclass
+class Accounts:
+    """A run's usage, by round and model."""
+
+    by: dict[tuple[int, str], Usage] = field(default_factory=dict)
+
+    def add(
+        self,
+        round_number: int,
+        model: str,
+        response: ModelResponse,
+        price: tuple[float, float] | None,
+    ) -> None:
+        """Count a response."""
+        usage = self.by.get((round_number, model))
+        if usage is None:
+            usage = self.by[round_number, model] = Usage()
+        usage.add(response, price)
+
+    def to_json(self) -> bytes:
+        """As a process writes it down."""
+        return json.dumps([[r, m, u.plain()] for (r, m), u in self.by.items()]).encode()
+
+    def take_json(self, data: bytes) -> None:
+        """Add what a process wrote down."""
+        for round_number, model, sums in json.loads(data):
+            self.by.setdefault((int(round_number), str(model)), Usage()).merge(sums)
+
+    def total(self, round_number: int | None = None, model: str | None = None) -> Usage:
+        """The sum over rounds and models."""
+        found = Usage()
+        for (r, m), usage in self.by.items():
+            if round_number in (None, r) and model in (None, m):
+                found.merge(asdict(usage))
+        return found
+
+    def by_model(self) -> dict[str, dict[str, Any]]:
+        """Each model's sums."""
+        names = dict.fromkeys(m for _, m in self.by)
+        return {name: self.total(model=name).plain() for name in names}
+
+
+class PriceTable:
+    """Money for a million tokens, by model.
+
+    Args:
+        path: a YAML file: model (as its endpoint names it) to ``{input, output}``; None: there is
+            no table.
+
+    Raises:
+        InvalidInputError: the file can't be used.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._prices: dict[str, Price] = {}
+        if path is None:
+            return
+        try:
+            raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+            self._prices = {str(k): Price.model_validate(v) for k, v in raw.items()}
+        except (OSError, yaml.YAMLError, ValueError, AttributeError) as error:
+            said = " ".join(str(error).split())[:200]
+            raise InvalidInputError(f"the price table {path} can't be used: {said}") from None
+
+    def of(self, spec: ModelSpec) -> tuple[float, float] | None:
+        """A model's price for tokens in and out; None if nobody knows it."""
+        price = spec.price or self._prices.get(spec.model or spec.backend)
+        return None if price is None else (price.input, price.output)
+
+    def of_all(self, models: Mapping[str, ModelSpec]) -> dict[str, tuple[float, float]]:
+        """The prices of those whose price is known."""
+        found = {name: self.of(spec) for name, spec in models.items()}
+        return {name: price for name, price in found.items() if price is not None}
+
+
+# Budgets
+@dataclass(slots=True)
+class Spent:
+    """What of a budget is gone, and what is promised to requests under way."""
+
+    tokens: int = 0
+    money: float = 0.0
+    requests: int = 0
+
+    def add(self, other: Spent, sign: int = 1) -> None:
+        """Add, or with -1 take away."""
+        self.tokens += sign * other.tokens
+        self.money += sign * other.money
+        self.requests += sign * other.requests
+
+    def reaches(self, budget: Mapping[str, Any]) -> str | None:
+        """Which part of a budget it reaches, in words."""
+        for name, unit in (
+            ("tokens", " tokens"),
+            ("money", " of money"),
+            ("requests", " requests"),
+        ):
+            limit = budget.get(name)
+            if limit is not None and getattr(self, name) >= limit - 1e-12:
+                return f"{limit:,}{unit}"
+        return None
+
+
+class BudgetStore(abc.ABC):
+    """Where it stands what a run has spent: ``{process: [spent, promised, at]}``."""
+
+    @abc.abstractmethod
+    async def read(self) -> tuple[dict[str, Any], int]:
+        """All processes' parts, and the revision."""
+
+    @abc.abstractmethod
+    async def write(self, parts: dict[str, Any], revision: int) -> bool:
+        """Write, unless it was changed since; whether it was written."""
+
+
+class OwnBudget(BudgetStore):
+    """A budget that one process alone spends."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, Any] = {}
+
+    async def read(self) -> tuple[dict[str, Any], int]:
+        """See ``BudgetStore.read``."""
+        return dict(self._parts), 0
+
+    async def write(self, parts: dict[str, Any], revision: int) -> bool:
+        """See ``BudgetStore.write``."""
+        self._parts = parts
+        return True
+
+
+class SharedBudget(BudgetStore):
+    """A budget that several processes spend together.
+
+    Args:
+        bucket: where it stands.
+        run: whose it is.
+    """
+
+    def __init__(self, bucket: KeyValue, run: str) -> None:
+        self._bucket = bucket
+        self._run = run
+
+    async def read(self) -> tuple[dict[str, Any], int]:
+        """See ``BudgetStore.read``."""
+        entry = await self._bucket.get(self._run)
+        return ({}, 0) if entry is None else (json.loads(entry.value), entry.revision)
+
+    async def write(self, parts: dict[str, Any], revision: int) -> bool:
+        """See ``BudgetStore.write``."""
+        data = json.dumps(parts).encode()
+        try:
+            if revision:
+                await self._bucket.update(self._run, data, revision)
+            else:
+                await self._bucket.create(self._run, data)
+        except RevisionConflictError:
+            return False
+        return True
+
+
+_LOST_AFTER = 60.0
+_AGAIN = 0.05
+_CONFLICT = 0.003
+
+
+class BudgetKeeper:
+    """Lets requests of one run through for as long as its budget lasts.
+
+    What is asked is promised first and paid when it is answered. While what was paid is below the
+    budget, but with what is promised would go beyond, requests wait for others to be paid; so the
+    budget is passed by no more than what was under way.
+
+    Args:
+        budget: as in ``Budget``.
+        store: where it stands what is spent.
+        process: this process's name.
+    """
+
+    def __init__(self, budget: Mapping[str, Any], store: BudgetStore, process: str) -> None:
+        self._budget = budget
+        self._store = store
+        self._process = process
+        self._paid = Spent()
+        self._promised = Spent()
+        self._others = Spent()
+        self._others_promised = Spent()
+        self._changing = asyncio.Lock()
+        self._dirty = False
+
+    async def admit(self, presumed: Spent) -> str | None:
+        """Promise what a request will presumably cost.
+
+        Returns:
+            None, or which budget is spent.
+        """
+        while True:
+            await self._exchange()
+            over = self._total().reaches(self._budget)
+            if over is not None:
+                return over
+            ahead = self._total()
+            ahead.add(self._promised)
+            ahead.add(self._others_promised)
+            under_way = self._promised.requests or self._others_promised.requests
+            if ahead.reaches(self._budget) is None or not under_way:
+                self._promised.add(presumed)
+                self._dirty = True
+                return None
+            await asyncio.sleep(_AGAIN)
+
+    def pay(self, presumed: Spent, actual: Spent) -> None:
+        """Pay what was promised for a request, now that it is answered."""
+        self._promised.add(presumed, -1)
+        self._paid.add(actual)
+        self._dirty = True
+
+    def _total(self) -> Spent:
+        total = Spent()
+        total.add(self._paid)
+        total.add(self._others)
+        return total
+
+    async def _exchange(self) -> None:
+        """Tell the others, and hear of them; what gathers meanwhile goes with the next."""
+        async with self._changing:
+            for _ in range(100):
+                try:
+                    parts, revision = await self._store.read()
+                    mine = parts.get(self._process)
+                    if mine is not None and not self._paid.requests and not self._promised.requests:
+                        self._paid = Spent(*mine[0])  # an earlier life of this process
+                    self._hear(parts)
+                    if not self._dirty:
+                        return
+                    self._dirty = False
+                    parts[self._process] = [
+                        _plain(self._paid), _plain(self._promised), time.time()
+                    ]  # fmt: skip
+                    if await self._store.write(parts, revision):
+                        return
+                    self._dirty = True
+                except BusError as error:
+                    _log.warning("a budget can't be read for now", error=str(error))
+                    await asyncio.sleep(0.5)
+                    continue
+                await asyncio.sleep(_CONFLICT)
+
+    def _hear(self, parts: Mapping[str, Any]) -> None:
+        self._others, self._others_promised = Spent(), Spent()
+        for process, (paid, promised, at) in parts.items():
+            if process == self._process:
+                continue
+            self._others.add(Spent(*paid))
+            if time.time() - at < _LOST_AFTER:  # promises of the dead are void
+                self._others_promised.add(Spent(*promised))
+
+
+def _plain(spent: Spent) -> list[Any]:
+    return [spent.tokens, round(spent.money, 9), spent.requests]

@@ -1,0 +1,113 @@
+"""One prompt's way through a back end: made to fit, asked, parsed, repaired once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from populace.models.backends.base import Backend
+from populace.models.context import fit_prompt
+from populace.models.structured import fit
+from shared.messages.model import ModelRequest, ModelResponse
+from shared.messages.scenario import ModelSpec
+
+_THOUGHT = re.compile(r"^\s*<think(?:ing)?>(.*?)</think(?:ing)?>\s*", re.DOTALL | re.IGNORECASE)
+_REFITS = 3
+_SMALLER = 0.8
+
+
+class Answerer:
+    """Has prompts answered as a model's specification says.
+
+    Args:
+        backend: what answers.
+        spec: the specification.
+    """
+
+    def __init__(self, backend: Backend, spec: ModelSpec) -> None:
+        self.backend = backend
+        self._spec = spec
+
+    async def answer(self, request: ModelRequest) -> ModelResponse:
+        """Answer one prompt. Failures are responses with an error kind."""
+        response = await self._fitting(request)
+        response = fit(_apart(response), request.schema)
+        if response.error_kind != "schema" or not self._spec.repair:
+            return response
+        return await self._repaired(request, response)
+
+    async def _fitting(self, request: ModelRequest) -> ModelResponse:
+        """Ask with a prompt that the model can take; smaller ones if it says that it can't."""
+        limit = self._spec.context or self.backend.context
+        policy = self._spec.memory.policy
+        for _ in range(_REFITS):
+            fitted = await fit_prompt(
+                request.messages,
+                request.max_tokens,
+                limit,
+                spare=request.spare,
+                policy=policy,
+                count=self.backend.count,
+            )
+            if not fitted.fits:
+                return ModelResponse(
+                    request.number,
+                    backend=self.backend.name,
+                    error_kind="context",
+                    error=f"prompt and answer would take more than the {limit:,} tokens that the "
+                    "model can take, and the policy of its memory is 'none'",
+                )
+            asked = request
+            if fitted.messages is not request.messages or fitted.max_tokens != request.max_tokens:
+                asked = replace(request, messages=fitted.messages, max_tokens=fitted.max_tokens)
+            response = await self.backend.timed_answer(asked)
+            if fitted.shortened:
+                response.details["shortened"] = fitted.shortened
+            if fitted.cut:
+                response.details["cut"] = fitted.cut
+            if response.error_kind != "context" or policy == "none":
+                return response
+            limit = int(_SMALLER * (response.details.get("limit") or limit or _guess(request)))
+        return response
+
+    async def _repaired(self, request: ModelRequest, first: ModelResponse) -> ModelResponse:
+        """Show the model what was wrong, and take its second answer if that fits."""
+        messages = [
+            *request.messages,
+            {"role": "assistant", "content": first.text or "{}"},
+            {
+                "role": "user",
+                "content": f"That can't be used: {first.error}. Answer again, with nothing but "
+                "JSON that fits the schema.",
+            },
+        ]
+        second = fit(
+            _apart(await self._fitting(replace(request, messages=messages))), request.schema
+        )
+        second.tokens_in += first.tokens_in
+        second.tokens_out += first.tokens_out
+        second.seconds += first.seconds
+        second.details = {**first.details, **second.details, "repaired": True}
+        if second.error_kind:
+            # The first answer is the one that was asked for; the row shows what it was.
+            second.text = first.text
+            second.error_kind, second.error = first.error_kind, first.error
+            second.details["repaired"] = False
+        return second
+
+
+def _guess(request: ModelRequest) -> int:
+    from populace.models.context import estimate_messages
+
+    return estimate_messages(request.messages) + request.max_tokens
+
+
+def _apart(response: ModelResponse) -> ModelResponse:
+    """What a reasoning model thought aloud, apart from what it answered."""
+    match = _THOUGHT.match(response.text)
+    if match is not None:
+        told: dict[str, Any] = {"reasoning": match.group(1).strip()}
+        response.details = {**response.details, **told}
+        response.text = response.text[match.end() :]
+    return response

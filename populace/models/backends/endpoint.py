@@ -1,0 +1,262 @@
+"""One endpoint that speaks OpenAI's chat API: a request out, a response or a typed failure back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from typing import Any
+
+import aiohttp
+
+from populace.models.context import estimate_messages, estimate_tokens
+from shared.messages.model import ModelRequest, ModelResponse
+
+_MESSAGE_LIMIT = 400
+_MOST_TOKENS = 50_000_000
+_TOO_LONG = re.compile(
+    r"context.{0,12}(?:length|size|window)|max_model_len|maximum.{0,20}tokens|prompt is too long|"
+    r"too many tokens|reduce the length|exceed_context",
+    re.IGNORECASE,
+)
+_ITS_LIMIT = re.compile(
+    r"(?:maximum context length (?:is|of)|n_ctx\"?:?|context size \()\D{0,3}(\d{3,8})"
+)
+_AWAY = 1.0
+_LONGEST_AWAY = 15.0
+_ASIDE_WITHIN = 10.0
+
+RETRY = "retry_after"
+"""In a response's details: the fault may pass, and after how many seconds (0: the endpoint
+didn't say)."""
+
+
+class Endpoint:
+    """One address.
+
+    Args:
+        url: without ``/v1``.
+        model: the model's name there.
+        key: sent as a bearer token; never logged.
+        timeout: seconds that one request may take.
+        name: how results name the back end.
+    """
+
+    def __init__(self, url: str, model: str, key: str | None, timeout: float, name: str) -> None:
+        self.url = url
+        self.name = name
+        self.in_flight = 0
+        self.context: int | None = None
+        self._model = model
+        self._key = key
+        self._timeout = timeout
+        self._session: aiohttp.ClientSession | None = None
+        self._faults = 0
+        self._until = 0.0
+        self._count_by: str | None = ""
+
+    # Being there
+    @property
+    def away_for(self) -> float:
+        """Seconds for which it is better left alone."""
+        return max(0.0, self._until - time.monotonic())
+
+    def leave_alone(self, seconds: float) -> None:
+        """It said so, or does not answer."""
+        self._until = max(self._until, time.monotonic() + seconds)
+
+    def open(self) -> None:
+        """Open a connection pool; nothing is asked yet."""
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        headers["Content-Type"] = "application/json"
+        self._session = aiohttp.ClientSession(
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=self._timeout, sock_connect=10),
+            connector=aiohttp.TCPConnector(limit=0),
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    # Asking
+    async def ask(self, request: ModelRequest) -> ModelResponse:
+        """One attempt."""
+        assert self._session is not None, "the back end was not started"
+        self.in_flight += 1
+        try:
+            return await self._ask(self._session, request)
+        finally:
+            self.in_flight -= 1
+
+    async def _ask(self, session: aiohttp.ClientSession, request: ModelRequest) -> ModelResponse:
+        url = f"{self.url}/v1/chat/completions"
+        body = json.dumps(self._body(request)).encode()
+        try:
+            async with session.post(url, data=body) as reply:
+                text = await reply.read()
+                if reply.status != 200:
+                    return self._refused(request, reply, text.decode("utf-8", "replace"))
+            content = json.loads(text)
+        except TimeoutError:
+            return self.failed(
+                request, "timeout", f"{self.url} did not answer within {self._timeout:g} s", 0.0
+            )
+        except (aiohttp.ClientError, OSError) as error:
+            self._faults += 1
+            # Each further fault in a row, and it is left alone for longer.
+            self.leave_alone(min(_LONGEST_AWAY, _AWAY * 2 ** min(self._faults - 1, 6)))
+            text_ = f"the model endpoint {self.url} can't be reached: {error!s}"
+            return self.failed(request, "unreachable", text_, 0.0)
+        except ValueError as error:
+            return self.failed(
+                request,
+                "refused",
+                f"{self.url} answered with something else than JSON: {error}",
+                0.0,
+            )
+        self._faults = 0
+        return self._answered(request, content)
+
+    def _body(self, request: ModelRequest) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": request.messages,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "max_tokens": request.max_tokens,
+            "seed": request.draw,
+        }
+        if request.schema is not None:
+            body["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "schema": request.schema, "strict": True},
+            }
+        if request.tools:
+            body["tools"] = request.tools
+        return body
+
+    def _refused(
+        self, request: ModelRequest, reply: aiohttp.ClientResponse, text: str
+    ) -> ModelResponse:
+        said = " ".join(text.split())[:_MESSAGE_LIMIT]
+        message = f"{self.url} answered {reply.status} {reply.reason}: {said}"
+        if reply.status == 429 or reply.status >= 500:
+            try:
+                pause = max(0.0, float(reply.headers.get("Retry-After", 0.0)))
+            except ValueError:
+                pause = 0.0
+            if reply.status == 429:
+                self.leave_alone(pause)
+            return self.failed(
+                request, "rate_limit" if reply.status == 429 else "unreachable", message, pause
+            )
+        if reply.status in (400, 413, 422) and _TOO_LONG.search(text):
+            response = self.failed(request, "context", message)
+            told = _ITS_LIMIT.search(text)
+            if told is not None:
+                self.context = response.details["limit"] = int(told.group(1))
+            return response
+        return self.failed(request, "refused", message)
+
+    def failed(
+        self, request: ModelRequest, kind: str, message: str, retry_after: float | None = None
+    ) -> ModelResponse:
+        """A typed failure, without the key."""
+        if self._key:
+            message = message.replace(self._key, "***")
+        details = {} if retry_after is None else {RETRY: retry_after}
+        return ModelResponse(
+            request.number, backend=self.name, error_kind=kind, error=message, details=details
+        )
+
+    def _answered(self, request: ModelRequest, content: Any) -> ModelResponse:
+        try:
+            choice = content["choices"][0]
+            message = choice["message"]
+            text = message.get("content") or ""
+            finish = choice.get("finish_reason") or "stop"
+            if not isinstance(text, str):
+                raise TypeError
+        except (KeyError, IndexError, TypeError, AttributeError):
+            said = str(content)[:200]
+            return self.failed(
+                request, "refused", f"{self.url} answered without a choice: {said}", 0.0
+            )
+        response = ModelResponse(request.number, text=text, finish=finish, backend=self.name)
+        self._count_usage(request, response, content.get("usage"))
+        thought = message.get("reasoning_content") or message.get("reasoning")
+        if thought:
+            response.details["reasoning"] = str(thought)
+        if message.get("tool_calls"):
+            response.details["tool_calls"] = message["tool_calls"]
+        return response
+
+    @staticmethod
+    def _count_usage(request: ModelRequest, response: ModelResponse, usage: Any) -> None:
+        """Take the endpoint's counts, where they can be true; else estimates, marked as such."""
+        told = usage if isinstance(usage, dict) else {}
+        counts = [told.get("prompt_tokens"), told.get("completion_tokens")]
+        if all(isinstance(c, int) and 0 <= c <= _MOST_TOKENS for c in counts):
+            response.tokens_in, response.tokens_out = counts[0], counts[1]  # type: ignore[assignment]
+        else:
+            response.tokens_in = estimate_messages(request.messages)
+            response.tokens_out = estimate_tokens(response.text)
+            response.details["usage"] = "estimated"
+        held = (told.get("prompt_tokens_details") or {}) if told else {}
+        cached = held.get("cached_tokens") if isinstance(held, dict) else None
+        if isinstance(cached, int) and cached > 0:
+            response.details["cached"] = cached
+
+    # Beside the chat
+    async def find_context(self) -> int | None:
+        """How many tokens it takes together, if it tells: vLLM and llama.cpp do."""
+        for path, places in (
+            ("/v1/models", ("data", 0, "max_model_len")),
+            ("/props", ("default_generation_settings", "n_ctx")),
+        ):
+            found = await self._aside("GET", path)
+            try:
+                for place in places:
+                    found = found[place]
+            except (KeyError, IndexError, TypeError):
+                continue
+            if isinstance(found, int) and found > 0:
+                self.context = found
+                break
+        return self.context
+
+    async def count(self, messages: list[dict[str, Any]]) -> int | None:
+        """Tokens of a conversation, if it tells; it is asked how only once."""
+        if self._count_by is None:
+            return None
+        if self._count_by in ("", "vllm"):
+            told = await self._aside(
+                "POST", "/tokenize", {"model": self._model, "messages": messages}
+            )
+            if isinstance(told, dict) and isinstance(told.get("count"), int):
+                self._count_by = "vllm"
+                return int(told["count"])
+        if self._count_by in ("", "llama"):
+            told = await self._aside("POST", "/apply-template", {"messages": messages})
+            prompt = told.get("prompt") if isinstance(told, dict) else None
+            if isinstance(prompt, str):
+                told = await self._aside("POST", "/tokenize", {"content": prompt})
+                if isinstance(told, dict) and isinstance(told.get("tokens"), list):
+                    self._count_by = "llama"
+                    return len(told["tokens"]) + 1
+        if self._count_by == "":
+            self._count_by = None
+        return None
+
+    async def _aside(self, method: str, path: str, body: Any = None) -> Any:
+        """What it answers to something that not every endpoint knows; None for any failure."""
+        assert self._session is not None, "the back end was not started"
+        try:
+            async with asyncio.timeout(_ASIDE_WITHIN):
+                async with self._session.request(method, f"{self.url}{path}", json=body) as reply:
+                    return await reply.json(content_type=None) if reply.status == 200 else None
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
+            return None

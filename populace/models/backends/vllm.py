@@ -1,0 +1,153 @@
+"""vLLM's engine in this process (extra ``vllm``): no HTTP between queue and engine.
+
+The engine runs in child processes of its own, and batches by itself; it is given every prompt that
+there is a slot for. Prefix caching is on unless ``engine`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from populace.models.backends.base import Backend
+from shared.errors import PopulaceError
+from shared.logs import get_logger
+from shared.messages.model import ModelRequest, ModelResponse
+from shared.messages.scenario import ModelSpec
+
+_log = get_logger(__name__)
+
+_SLOTS = 256
+_INSTALL = "pip install 'populace[vllm]' where the model service runs"
+
+
+class VllmBackend(Backend):
+    """Starts an ``AsyncLLM`` and asks it.
+
+    Args:
+        spec: ``model`` is a name or a path as vLLM takes it, ``engine`` arguments of its engine.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        assert spec.model is not None
+        self.name = f"vllm:{spec.model.rstrip('/').rpartition('/')[2]}"
+        self.slots = spec.concurrency or int(spec.engine.get("max_num_seqs", _SLOTS))
+        self._model = spec.model
+        self._arguments = {"enable_prefix_caching": True, **spec.engine}
+        self._engine: Any = None
+        self._tokenizer: Any = None
+        self._vllm: Any = None
+
+    async def start(self) -> None:
+        """Load the model; takes from half a minute to several.
+
+        Raises:
+            PopulaceError: vLLM isn't installed, or can't load the model.
+        """
+        try:
+            self._vllm = importlib.import_module("vllm.sampling_params")
+            engine_args = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
+            engine = importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
+        except ImportError as error:
+            raise PopulaceError(f"the vllm backend needs vLLM ({error}): {_INSTALL}") from None
+        try:
+            arguments = engine_args(model=self._model, **self._arguments)
+            self._engine = engine.from_engine_args(arguments)
+            self._tokenizer = self._engine.get_tokenizer()
+            self.context = int(self._engine.model_config.max_model_len)
+        except Exception as error:  # of whatever kind the engine likes
+            said = " ".join(str(error).split())[:300]
+            raise PopulaceError(f"vLLM can't load {self._model!r}: {said}") from error
+        _log.info("vLLM's engine is ready", model=self._model, context=self.context)
+
+    async def check(self) -> dict[str, Any]:
+        """Have the engine make one token.
+
+        Raises:
+            PopulaceError: it does not.
+        """
+        response = await self.answer(
+            ModelRequest(
+                0,
+                (0, "check", 0, 0, 0),
+                [{"role": "user", "content": "Say yes."}],
+                temperature=0.0,
+                max_tokens=1,
+            )
+        )
+        if response.error_kind:
+            raise PopulaceError(response.error)
+        return {"model": self._model, "context": self.context}
+
+    async def count(self, messages: list[dict[str, Any]]) -> int | None:
+        """Tokens of a conversation by the model's own tokenizer."""
+        return len(self._tokens(messages, None))
+
+    def _tokens(self, messages: list[dict[str, Any]], tools: Any) -> list[int]:
+        found = self._tokenizer.apply_chat_template(
+            messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        return list(found)
+
+    async def answer(self, request: ModelRequest) -> ModelResponse:
+        """Answer one prompt."""
+        tokens = self._tokens(request.messages, request.tools)
+        if self.context is not None and len(tokens) + 1 > self.context:
+            return ModelResponse(
+                request.number,
+                backend=self.name,
+                error_kind="context",
+                error=f"the prompt has {len(tokens):,} tokens; the model takes {self.context:,}",
+                details={"limit": self.context},
+            )
+        last: Any = None
+        try:
+            parameters = self._parameters(request, len(tokens))
+            name = "/".join(map(str, (*request.key, request.number)))
+            async for output in self._engine.generate(
+                {"prompt_token_ids": tokens}, parameters, name
+            ):
+                last = output
+        except Exception as error:  # of whatever kind the engine likes
+            said = " ".join(str(error).split())[:300]
+            return ModelResponse(
+                request.number, backend=self.name, error_kind="refused", error=f"vLLM: {said}"
+            )
+        completion = last.outputs[0]
+        response = ModelResponse(
+            request.number,
+            text=completion.text,
+            finish=completion.finish_reason or "stop",
+            tokens_in=len(tokens),
+            tokens_out=len(completion.token_ids),
+            backend=self.name,
+        )
+        if last.num_cached_tokens:
+            response.details["cached"] = int(last.num_cached_tokens)
+        return response
+
+    def _parameters(self, request: ModelRequest, prompt_tokens: int) -> Any:
+        guided = None
+        if request.schema is not None:
+            guided = self._vllm.StructuredOutputsParams(
+                json=request.schema, disable_any_whitespace=True
+            )
+        left = request.max_tokens
+        if self.context is not None:
+            left = min(left, self.context - prompt_tokens)
+        return self._vllm.SamplingParams(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            max_tokens=max(1, left),
+            seed=request.draw,
+            structured_outputs=guided,
+            output_kind=importlib.import_module(
+                "vllm.sampling_params"
+            ).RequestOutputKind.FINAL_ONLY,
+        )
+
+    async def close(self) -> None:
+        """End the engine and its processes."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.shutdown()

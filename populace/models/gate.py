@@ -1,0 +1,114 @@
+"""How many requests one process has under way: more while that serves more, fewer under pressure.
+
+Throughput is measured over windows of about as many answers as there are slots. While a window with
+more slots served more per second, slots grow by half; once it doesn't, the best number so far
+is kept, and a little more is tried now and then. A 429 or a time-out takes a third of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+_FIRST = 16
+_GROWTH = 1.5
+_BETTER = 1.05
+_LESS = 0.67
+_WINDOW = 0.25
+_TRY_AGAIN = 20
+
+
+class Gate:
+    """Slots for requests.
+
+    Args:
+        most: slots, at most.
+        fixed: have exactly so many, since the engine's own number is known.
+    """
+
+    def __init__(self, most: int, *, fixed: bool = False) -> None:
+        self.most = most
+        self._fixed = fixed
+        self.slots = most if fixed else min(most, _FIRST)
+        self.used = 0
+        self.cap: int | None = None
+        """This process's share of what the whole installation may have under way."""
+        self._freed = asyncio.Event()
+        self._since = time.monotonic()
+        self._served = 0
+        self._full = False
+        self._best_rate = 0.0
+        self._best_slots = self.slots
+        self._windows = 0
+        self._cut_at = 0.0
+
+    @property
+    def free(self) -> int:
+        """Slots that are free now."""
+        slots = self.slots if self.cap is None else min(self.slots, self.cap)
+        return slots - self.used
+
+    async def wait(self) -> int:
+        """Wait for a free slot; gives how many there are."""
+        while self.free <= 0:
+            self._full = True
+            self._freed.clear()
+            await self._freed.wait()
+        return self.free
+
+    def take(self, count: int) -> None:
+        """Use slots; a batch may take a few more than there are."""
+        self.used += count
+
+    def give_back(self, count: int = 1) -> None:
+        """Requests were answered."""
+        self.used -= count
+        self._served += count
+        if self.free <= 0:
+            self._full = True
+        self._freed.set()
+        if not self._fixed and self._served >= self.slots:
+            self._consider()
+
+    def share(self, cap: int | None) -> None:
+        """Take no more than this share of the installation's."""
+        self.cap = cap
+        self._freed.set()
+
+    def pressure(self) -> None:
+        """The endpoint asked for less, or did not answer in time."""
+        now = time.monotonic()
+        if self._fixed or now - self._cut_at < 1.0:
+            return  # one cut for what may be many signs of the same moment
+        self._cut_at = now
+        self.slots = max(1, int(self.slots * _LESS))
+        self._best_rate, self._best_slots = 0.0, self.slots
+        self._begin()
+
+    def _consider(self) -> None:
+        now = time.monotonic()
+        passed = now - self._since
+        if passed < _WINDOW:
+            return
+        rate, full = self._served / passed, self._full
+        self._begin()
+        if not full:
+            return  # there was not enough to do, so the figure says nothing
+        self._windows += 1
+        if rate > self._best_rate * _BETTER:
+            self._best_rate, self._best_slots = rate, self.slots
+            self._grow()
+        elif self.slots > self._best_slots:
+            self.slots = self._best_slots
+        elif self._windows % _TRY_AGAIN == 0:
+            self._best_rate = rate
+            self._grow()
+
+    def _grow(self) -> None:
+        self.slots = min(self.most, max(self.slots + 1, int(self.slots * _GROWTH)))
+        self._freed.set()
+
+    def _begin(self) -> None:
+        self._since = time.monotonic()
+        self._served = 0
+        self._full = self.free <= 0

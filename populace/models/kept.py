@@ -1,0 +1,115 @@
+"""Answers that the broker keeps: by run, and by what was asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from populace.models.serving import Cache
+from shared.bus import Bus
+from shared.codec import from_public, pack_plain
+from shared.errors import BusError, CodecError
+from shared.logs import get_logger
+from shared.messages.model import ModelRequest, ModelResponse
+from shared.streams import append_patiently
+from shared.subjects import Subjects
+
+_log = get_logger(__name__)
+
+_READ_IDLE = 0.3
+
+Key = tuple[int, str, int, int, int]
+
+
+class KeptAnswers:
+    """Answers in the order in which they came, with what was asked, by run and round.
+
+    A message is a list of rows ``[key, model, request, response]``: the key as in
+    ``ModelRequest.key``, request and response as their columns.
+    """
+
+    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._numbers = 0
+
+    async def keep(self, run: str, pairs: list[tuple[ModelRequest, ModelResponse]]) -> None:
+        """Have answers of one run stored.
+
+        Raises:
+            BusError: the broker does not take them.
+        """
+        rounds: dict[int, list[Any]] = {}
+        for request, response in pairs:
+            row = [list(request.key), request.model, request.columns(), response.columns()]
+            rounds.setdefault(request.key[3], []).append(row)
+        for round_number, rows in rounds.items():
+            await self._store(self._subjects.model_kept(run, round_number), rows)
+
+    async def _store(self, subject: str, rows: list[Any]) -> None:
+        data = pack_plain(rows)
+        if len(data) > self._bus.max_payload - 1024 and len(rows) > 1:
+            half = len(rows) // 2
+            await self._store(subject, rows[:half])
+            await self._store(subject, rows[half:])
+            return
+        if len(data) > self._bus.max_payload - 1024:
+            _log.warning("an answer is too long to be kept", subject=subject, bytes=len(data))
+            return
+        self._numbers += 1
+        name = f"{self._bus.process}/kept/{self._numbers}"
+        await append_patiently(self._bus, subject, data, headers={}, message_id=name)
+
+    async def find(self, run: str, wanted: set[Key]) -> dict[Key, ModelResponse]:
+        """Answers to these prompts that were kept before.
+
+        Raises:
+            BusError: the stream can't be read.
+        """
+        found: dict[Key, ModelResponse] = {}
+        subjects = tuple({self._subjects.model_kept(run, key[3]) for key in wanted})
+        async for message in self._bus.replay(
+            self._subjects.stream_kept, subjects, idle=_READ_IDLE
+        ):
+            if message is None:
+                break
+            try:
+                rows = from_public(message.data)
+                for key, _, _, response in rows:
+                    place = tuple(key)
+                    if place in wanted:
+                        found.setdefault(place, ModelResponse.from_columns(response))
+            except (CodecError, ValueError, TypeError) as error:
+                _log.error("kept answers can't be read", subject=message.subject, error=str(error))
+        return found
+
+
+class SharedCache(Cache):
+    """Answers across runs, kept by the broker."""
+
+    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+        self._bus = bus
+        self._subjects = subjects
+
+    async def get(self, key: str) -> ModelResponse | None:
+        """See ``Cache.get``."""
+        try:
+            found = await self._bus.last(
+                self._subjects.stream_cache, self._subjects.model_cache(key)
+            )
+            return None if found is None else ModelResponse.from_columns(from_public(found.data))
+        except (BusError, CodecError) as error:
+            _log.warning("a kept answer can't be had", error=str(error))
+            return None
+
+    async def put(self, key: str, response: ModelResponse) -> None:
+        """See ``Cache.put``."""
+        try:
+            await append_patiently(
+                self._bus,
+                self._subjects.model_cache(key),
+                pack_plain(response.columns()),
+                headers={},
+                message_id=key,
+            )
+        except BusError as error:
+            _log.warning("an answer can't be kept for other runs", error=str(error))

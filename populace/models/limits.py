@@ -1,0 +1,211 @@
+"""Limits that hold for a whole installation: requests and tokens a minute, and concurrency.
+
+A rate is kept by handing out times, not by counting: the broker holds the time at which the next
+request may leave, and whoever wants to send n takes the next n times and moves it on (the generic
+cell rate algorithm, ITU-T I.371, without a burst). So any number of services together send evenly,
+and none needs to know of the others. What a taker that dies has taken is lost for that moment.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+
+from shared.bus import KeyValue
+from shared.errors import BusError, RevisionConflictError
+from shared.logs import get_logger
+from shared.messages.scenario import Limits, ModelSpec
+
+_log = get_logger(__name__)
+
+_AHEAD = 0.25
+"""Seconds for which times are taken at once; more would starve others, less would ask too often."""
+_ATTEMPTS = 200
+_RETRY = 0.002
+_BROKER_AWAY = 0.5
+
+
+@dataclass(slots=True)
+class Pace:
+    """What is shared: when the next request, and the next token, may leave (Unix time)."""
+
+    request_at: float = 0.0
+    token_at: float = 0.0
+
+
+class PaceStore(abc.ABC):
+    """Where a pace is kept."""
+
+    @abc.abstractmethod
+    async def read(self) -> tuple[Pace, int]:
+        """The pace, and its revision."""
+
+    @abc.abstractmethod
+    async def write(self, pace: Pace, revision: int) -> bool:
+        """Write, unless it was changed since; whether it was written."""
+
+
+class OwnPace(PaceStore):
+    """A pace of one process."""
+
+    def __init__(self) -> None:
+        self._pace = Pace()
+
+    async def read(self) -> tuple[Pace, int]:
+        """See ``PaceStore.read``."""
+        return Pace(self._pace.request_at, self._pace.token_at), 0
+
+    async def write(self, pace: Pace, revision: int) -> bool:
+        """See ``PaceStore.write``."""
+        self._pace = pace
+        return True
+
+
+class SharedPace(PaceStore):
+    """A pace that the broker keeps for all.
+
+    Args:
+        bucket: where.
+        key: whose: of an endpoint.
+    """
+
+    def __init__(self, bucket: KeyValue, key: str) -> None:
+        self._bucket = bucket
+        self._key = key
+
+    async def read(self) -> tuple[Pace, int]:
+        """See ``PaceStore.read``."""
+        entry = await self._bucket.get(self._key)
+        if entry is None:
+            return Pace(), 0
+        return Pace(*json.loads(entry.value)), entry.revision
+
+    async def write(self, pace: Pace, revision: int) -> bool:
+        """See ``PaceStore.write``."""
+        data = json.dumps([pace.request_at, pace.token_at]).encode()
+        try:
+            if revision:
+                await self._bucket.update(self._key, data, revision)
+            else:
+                await self._bucket.create(self._key, data)
+        except RevisionConflictError:
+            return False
+        return True
+
+
+class RateLimiter:
+    """Makes requests wait for their times.
+
+    Args:
+        limits: what may be asked.
+        store: where the pace is kept.
+    """
+
+    def __init__(self, limits: Limits, store: PaceStore) -> None:
+        per_minute = limits.requests_per_minute
+        self._every = 60.0 / per_minute if per_minute else 0.0
+        per_minute = limits.tokens_per_minute
+        self._token_every = 60.0 / per_minute if per_minute else 0.0
+        self._store = store
+        self._times: list[float] = []
+        self._taking = asyncio.Lock()
+        self._waiting = 0
+        self._owed = 0
+        self.waited = 0.0
+        """Seconds that requests have waited here, all together."""
+
+    async def admit(self, tokens: int) -> None:
+        """Wait until one more request may leave.
+
+        Args:
+            tokens: that it will presumably take; ``settle`` corrects them.
+        """
+        if not self._every and not self._token_every:
+            return
+        began = time.monotonic()
+        self._waiting += 1
+        try:
+            async with self._taking:
+                at = await self._take(tokens)
+        finally:
+            self._waiting -= 1
+        left = at - time.time()
+        if left > 0:
+            await asyncio.sleep(left)
+        self.waited += time.monotonic() - began
+
+    def settle(self, presumed: int, actual: int) -> None:
+        """Tell how many tokens a request really took; the next one pays the difference."""
+        if self._token_every:
+            self._owed += actual - presumed
+
+    async def pause(self, seconds: float) -> None:
+        """Nobody sends for a while: the endpoint said so."""
+
+        def later(pace: Pace) -> None:
+            until = time.time() + seconds
+            pace.request_at = max(pace.request_at, until)
+            pace.token_at = max(pace.token_at, until)
+
+        await self._change(later)
+
+    async def _take(self, tokens: int) -> float:
+        at = 0.0
+        if self._every:
+            if not self._times:
+                self._times = await self._take_times()
+            at = self._times.pop(0)
+        if self._token_every:
+            owed, self._owed = self._owed, 0
+            at = max(at, await self._take_tokens(tokens + owed))
+        return at
+
+    async def _take_times(self) -> list[float]:
+        # As many as leave within a moment, and no more than are wanted.
+        wanted = max(1, min(self._waiting, int(_AHEAD / self._every)))
+        taken: list[float] = []
+
+        def take(pace: Pace) -> None:
+            first = max(time.time(), pace.request_at)
+            taken[:] = [first + i * self._every for i in range(wanted)]
+            pace.request_at = first + wanted * self._every
+
+        await self._change(take)
+        return taken
+
+    async def _take_tokens(self, tokens: int) -> float:
+        at = 0.0
+
+        def take(pace: Pace) -> None:
+            nonlocal at
+            at = max(time.time(), pace.token_at)
+            pace.token_at = at + tokens * self._token_every
+
+        await self._change(take)
+        return at
+
+    async def _change(self, change: object) -> None:
+        for _ in range(_ATTEMPTS):
+            try:
+                pace, revision = await self._store.read()
+                change(pace)  # type: ignore[operator]
+                if await self._store.write(pace, revision):
+                    return
+            except RevisionConflictError:
+                pass
+            except BusError as error:
+                _log.warning("the pace can't be kept for now", error=str(error))
+                await asyncio.sleep(_BROKER_AWAY)
+                continue
+            await asyncio.sleep(_RETRY)
+        _log.error("the pace could not be kept: too many take part")
+
+
+def endpoint_key(spec: ModelSpec) -> str:
+    """Names what a pace belongs to: equal endpoints and model, whatever else runs ask."""
+    told = f"{spec.backend}/{spec.model}/{sorted(spec.endpoints)}/{spec.api_key_env}"
+    return hashlib.blake2b(told.encode(), digest_size=10).hexdigest()

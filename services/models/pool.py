@@ -1,0 +1,311 @@
+"""One pool: takes prompts from its queue as it has slots, has them answered, keeps the answers.
+
+The order is: answered, kept by the broker, counted, sent to whoever asked, acknowledged. So
+whatever dies, an answer that was paid for is either kept or still under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from populace.models.backends import Backend
+from populace.models.backends.openai import OpenAIBackend
+from populace.models.gate import Gate
+from populace.models.kept import KeptAnswers
+from populace.models.serving import Serving
+from shared.bus import Consumer, Delivery
+from shared.codec import from_public, pack_plain
+from shared.errors import BusError, CodecError, PopulaceError
+from shared.logs import get_logger
+from shared.messages.model import ModelRequest, ModelResponse, Terms
+from shared.messages.scenario import ModelSpec
+
+if TYPE_CHECKING:
+    from services.models.server import ModelServer
+
+_log = get_logger(__name__)
+
+ACK_WAIT = 60.0
+STILL_AT_WORK = 20.0
+_MAX_DELIVERIES = 5
+_MOST_MESSAGES = 64
+_PER_MESSAGE = 8
+_REMEMBER = 30.0
+"""Seconds for which answers that were sent are sent again, should the connection have broken."""
+_REMEMBER_BYTES = 64 << 20
+_LATENCIES = 2000
+
+
+class _Lot:
+    """A message of prompts, and how many of them are not answered yet."""
+
+    __slots__ = ("delivery", "inbox", "left", "run", "terms")
+
+    def __init__(self, delivery: Delivery, inbox: str, run: str, terms: Terms, left: int) -> None:
+        self.delivery = delivery
+        self.inbox = inbox
+        self.run = run
+        self.terms = terms
+        self.left = left
+
+
+class Pool:
+    """A model and its queue, as served by this process.
+
+    Args:
+        server: whose it is.
+        name: the pool's.
+        spec: of the model.
+        backend: what answers; started.
+        serving: what a prompt goes through.
+    """
+
+    def __init__(
+        self, server: ModelServer, name: str, spec: ModelSpec, backend: Backend, serving: Serving
+    ) -> None:
+        self._server = server
+        self.name = name
+        self.spec = spec
+        self.backend = backend
+        self.serving = serving
+        most = spec.concurrency or backend.slots or server.settings.model_concurrency
+        known = spec.concurrency is not None or backend.slots is not None
+        self.gate = Gate(most, fixed=known)
+        if isinstance(backend, OpenAIBackend):
+            backend.on_pressure = self._pressed
+        self.answered = 0
+        self.failed = 0
+        self.pressed = 0
+        """Attempts that ended with a 429 or a time-out."""
+        self.latencies: deque[float] = deque(maxlen=_LATENCIES)
+        """Seconds that the last answers took."""
+        self._kept = KeptAnswers(server.bus, server.subjects)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._out: list[tuple[_Lot, ModelRequest, ModelResponse]] = []
+        self._flushing = False
+        self._sent: deque[tuple[float, str, bytes]] = deque()
+        self._sent_bytes = 0
+
+    def _pressed(self, kind: str) -> None:
+        self.pressed += 1
+        self.gate.pressure()
+
+    # Taking
+    async def pull(self) -> None:
+        """Take prompts for as long as this process lives."""
+        server = self._server
+        consumer: Consumer = await server.bus.consumer(
+            server.subjects.stream_models,
+            durable=f"pool-{self.name}",
+            subjects=(server.subjects.model_queue(self.name),),
+            ack_wait=ACK_WAIT,
+            max_waiting_acks=100_000,
+        )
+        while True:
+            free = await self.gate.wait()
+            # A message holds a few prompts; taking one at a time near the limit keeps this
+            # worker from hoarding what others could answer.
+            wanted = max(1, min(_MOST_MESSAGES, free // _PER_MESSAGE))
+            for delivery in await consumer.fetch(wanted, timeout=2.0):
+                self._take(delivery)
+
+    def _take(self, delivery: Delivery) -> None:
+        try:
+            inbox, run, rows, *rest = from_public(delivery.data)
+            terms = Terms.from_plain(rest[0]) if rest else Terms()
+            requests = [ModelRequest.from_columns(row) for row in rows]
+        except (CodecError, ValueError, TypeError) as error:
+            _log.error("a prompt can't be read and is dropped", error=str(error))
+            self._start(delivery.term())
+            return
+        if run in self._server.over:
+            self._start(delivery.ack())
+            return
+        self.gate.take(len(requests))
+        lot = _Lot(delivery, inbox, run, terms, len(requests))
+        self._start(self._answer_lot(lot, requests))
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer_lot(self, lot: _Lot, requests: list[ModelRequest]) -> None:
+        alive = asyncio.ensure_future(self._keep_alive(lot.delivery))
+        try:
+            if lot.delivery.attempt > 1:
+                requests = await self._without_kept(lot, requests)
+            if lot.delivery.attempt > _MAX_DELIVERIES:
+                text = f"its model worker died {lot.delivery.attempt - 1} times while answering it"
+                for request in requests:
+                    response = ModelResponse(request.number, error_kind="internal", error=text)
+                    self._answered(lot, request, response)
+                return
+            if len(requests) == 1:
+                await self._answer(lot, requests[0])
+            else:
+                await asyncio.gather(*(self._answer(lot, r) for r in requests))
+        finally:
+            alive.cancel()
+
+    async def _without_kept(self, lot: _Lot, requests: list[ModelRequest]) -> list[ModelRequest]:
+        """Answer from what was kept before another process died; gives what is left to ask."""
+        found = await self._kept.find(lot.run, {r.key for r in requests})
+        left = []
+        for request in requests:
+            response = found.get(request.key)
+            if response is None:
+                left.append(request)
+                continue
+            response.number = request.number
+            response.details["kept"] = True
+            self._answered(lot, request, response)
+        return left
+
+    async def _answer(self, lot: _Lot, request: ModelRequest) -> None:
+        try:
+            response = await self.serving.serve(request, lot.run, lot.terms)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            _log.exception("a back end raised", pool=self.name)
+            text = f"{type(error).__name__}: {error}"
+            response = ModelResponse(
+                request.number, backend=self.backend.name, error_kind="internal", error=text
+            )
+        if response.error_kind:
+            self.failed += 1
+        else:
+            self.answered += 1
+            if response.seconds:
+                self.latencies.append(response.seconds)
+        self._answered(lot, request, response)
+
+    def _answered(self, lot: _Lot, request: ModelRequest, response: ModelResponse) -> None:
+        self.gate.give_back()
+        self._out.append((lot, request, response))
+        if not self._flushing:
+            self._flushing = True
+            self._start(self._flush())
+
+    # Giving back
+    async def _flush(self) -> None:
+        """Keep, count, send and acknowledge; what gathers meanwhile goes with the next lot."""
+        try:
+            while self._out:
+                out, self._out = self._out, []
+                await self._keep(out)
+                await self._count({lot.run for lot, _, _ in out})
+                self._send(out)
+                for lot, _, _ in out:
+                    lot.left -= 1
+                    if lot.left == 0:
+                        await lot.delivery.ack()
+        finally:
+            self._flushing = False
+
+    async def _keep(self, out: list[tuple[_Lot, ModelRequest, ModelResponse]]) -> None:
+        by_run: dict[str, list[tuple[ModelRequest, ModelResponse]]] = {}
+        for lot, request, response in out:
+            wanted = lot.terms.keep and self.backend.name != "scripted"
+            if wanted and not response.error_kind and not response.details.get("kept"):
+                by_run.setdefault(lot.run, []).append((request, response))
+        for run, pairs in by_run.items():
+            try:
+                await self._kept.keep(run, pairs)
+            except BusError as error:
+                # Not kept, but not lost either: it is handed out all the same.
+                _log.error("answers could not be kept", run=run, error=str(error))
+
+    async def _count(self, runs: set[str]) -> None:
+        """Write the accounts down before the answers leave: whoever has one finds it counted."""
+        for run in runs:
+            accounts = self.serving.accounts.get(run)
+            if accounts is not None:
+                try:
+                    key = f"{run}.{self._server.bus.process}-{self.name}"
+                    await self._server.usage.put(key, accounts.to_json())
+                except BusError as error:
+                    _log.warning("accounts can't be written", run=run, error=str(error))
+
+    def _send(self, out: list[tuple[_Lot, ModelRequest, ModelResponse]]) -> None:
+        by_inbox: dict[str, list[Any]] = {}
+        for lot, _, response in out:
+            by_inbox.setdefault(lot.inbox, []).append(response.columns())
+        for inbox, rows in by_inbox.items():
+            self._reply(inbox, rows)
+
+    def _reply(self, inbox: str, rows: list[Any]) -> None:
+        bus = self._server.bus
+        data = pack_plain(rows)
+        if len(data) > bus.max_payload and len(rows) > 1:
+            half = len(rows) // 2
+            self._reply(inbox, rows[:half])
+            self._reply(inbox, rows[half:])
+            return
+        if len(data) > bus.max_payload:
+            text = f"the answer is longer than a message may be ({len(data):,} bytes)"
+            short = ModelResponse(rows[0][0], error_kind="internal", error=text)
+            data = pack_plain([short.columns()])
+        self._remember(inbox, data)
+        try:
+            bus.send(inbox, data)
+        except BusError as error:
+            _log.error("models' answers could not be sent", inbox=inbox, error=str(error))
+
+    def _remember(self, inbox: str, data: bytes) -> None:
+        now = time.monotonic()
+        self._sent.append((now, inbox, data))
+        self._sent_bytes += len(data)
+        while self._sent and (
+            now - self._sent[0][0] > _REMEMBER or self._sent_bytes > _REMEMBER_BYTES
+        ):
+            self._sent_bytes -= len(self._sent.popleft()[2])
+
+    def send_again(self) -> None:
+        """The connection broke and is back: what was sent of late may be lost."""
+        for _, inbox, data in list(self._sent):
+            try:
+                self._server.bus.send(inbox, data)
+            except BusError as error:
+                _log.error("models' answers could not be sent again", error=str(error))
+                return
+
+    async def _keep_alive(self, delivery: Delivery) -> None:
+        while True:
+            await asyncio.sleep(STILL_AT_WORK)
+            await delivery.in_progress()
+
+    # Looking, ending
+    def stats(self) -> dict[str, Any]:
+        """What there is to say of it."""
+        ordered = sorted(self.latencies)
+        limiter = self.serving.limiter
+        return {
+            "backend": self.backend.name,
+            "slots": self.gate.slots,
+            "under_way": self.gate.used,
+            "answered": self.answered,
+            "failed": self.failed,
+            "pressed": self.pressed,
+            "latency": {
+                f"p{p}": round(ordered[int(len(ordered) * p / 100)], 4) for p in (50, 90, 99)
+            }
+            if ordered
+            else {},
+            "waited_for_limits": round(limiter.waited, 3) if limiter is not None else 0.0,
+        }
+
+    async def close(self) -> None:
+        """Give up what is under way (the broker will give it to another), and close."""
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2)
+        try:
+            await self.backend.close()
+        except PopulaceError as error:
+            _log.warning("a back end could not be closed", pool=self.name, error=str(error))
