@@ -34,6 +34,14 @@ class Dummy(Agent):
         return self.random.random() * 100
 
 
+class Guesser(Agent):
+    """Asks its model."""
+
+    async def guess(self, rules: str, question: str) -> str:
+        """What the model says."""
+        return await self.model.ask(question, system=rules)
+
+
 class Node(Agent):
     """Combines what it is given; what it made so far is remembered as a sum."""
 

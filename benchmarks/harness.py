@@ -140,6 +140,29 @@ async def ground(workers: int, *, keeper: bool = False) -> AsyncIterator[Ground]
         yield made
 
 
+@contextlib.contextmanager
+def service(place: Ground, module: str) -> Iterator[psutil.Process]:
+    """One more service of the installation, ended at the end."""
+    with (place.settings.home / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            env={
+                **os.environ,
+                "POPULACE_NATS_URL": place.url,
+                "POPULACE_CODE_ROOTS": str(ROOT),
+                "POPULACE_LOG_LEVEL": "warning",
+            },
+        )
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
 def machine() -> str:
     """Cores and versions, for the record."""
     return (

@@ -61,6 +61,10 @@ class Failure(PopulaceError):  # noqa: N818 - the field's word for a typed non-a
         self.kind = kind
 
 
+class BudgetSpentError(PopulaceError):
+    """A run has spent what it may spend on models."""
+
+
 class ModelFailure(Failure):
     """A model gave no usable answer.
 

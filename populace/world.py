@@ -22,7 +22,7 @@ from populace.environment import Environment, EnvironmentProxy
 from populace.errors import AgentError, PlacementError, error_from_wire
 from populace.events import Event
 from populace.keeping import Keeping
-from populace.models.accounts import PriceTable
+from populace.models.accounts import Accounts, PriceTable
 from populace.models.client import DirectModels
 from populace.personas.people import find_people
 from populace.population import Population
@@ -109,6 +109,16 @@ class World:
         """What all random streams of its agents follow from."""
         self.lost: list[str] = []
         """Why workers were lost, if any were."""
+
+    @property
+    def accounts(self) -> Accounts:
+        """What models were asked and what it cost, in a local world."""
+        found = Accounts()
+        models = {id(w.models): w.models for w in self._local}
+        for one in models.values():
+            if isinstance(one, DirectModels):
+                found.take_json(one.accounts.to_json())
+        return found
 
     # Opening and closing
     async def _open_distributed(

@@ -202,6 +202,39 @@ def check(
         )
 
 
+@app.command("estimate")
+def estimate_(
+    scenario: File,
+    agents: Agents = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    set_: Set = None,
+    sample: Annotated[
+        int, typer.Option("--sample", min=1, help="Agents that are played, without a model.")
+    ] = 24,
+    answer: Annotated[
+        int, typer.Option("--answer-tokens", min=1, help="How long answers are taken to be.")
+    ] = 60,
+    as_json: Json = False,
+) -> None:
+    """Estimate calls, tokens and money of a scenario beforehand; no model is asked."""
+    from populace.estimate import as_json as plain
+    from populace.estimate import estimate
+
+    settings = quiet_settings()
+    file = _read(scenario, agents, rounds, None, seed, set_)
+    _check(settings, file)
+    roots = [*settings.roots, Path(file.spec.folder or ".").resolve()]
+    cls, params = load_class(file.spec, CodeLoader(settings.prefixes, roots), file)
+    found = asyncio.run(
+        estimate(file.spec, cls, params, settings, sample=sample, answer_tokens=answer)
+    )
+    if as_json:
+        print_json(plain(found))
+    else:
+        show.show_estimate(found)
+
+
 @app.command()
 def publish(
     scenario: File,

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import time
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -22,8 +22,12 @@ from rich.progress import (
 from rich.table import Table
 
 from populace.cli.runs import Outcome
+from populace.models.accounts import Usage
 from populace.stack.stack import StackStatus
 from shared.messages.scenario import RunInfo, Status
+
+if TYPE_CHECKING:
+    from populace.estimate import Estimate
 
 _PLAIN_WIDTH = 160
 
@@ -211,12 +215,67 @@ def show_outcome(outcome: Outcome) -> None:
         out.print(f"failures: {listed}", markup=False)
         example = next(row.example for row in outcome.rows if row.failures)
         out.print(f"          such as {' '.join(example.split())[:200]}", markup=False)
+    usage = usage_line([row.usage for row in outcome.rows])
+    if usage:
+        out.print(f"models:   {usage}", markup=False)
     if outcome.scripted:
         out.print(
             f"scripted: no language model answered ({', '.join(outcome.scripted)})", markup=False
         )
     if outcome.folder:
         out.print(f"results:  {outcome.folder}", markup=False, soft_wrap=True)
+
+
+def usage_line(parts: list[dict[str, Any]]) -> str:
+    """What models were asked, in one line; empty if they were asked nothing."""
+    total = Usage()
+    for part in parts:
+        total.merge(part)
+    if not total.requests and not total.kept:
+        return ""
+    told = [
+        f"{total.requests:,} requests",
+        f"{total.tokens_in:,} tokens in, {total.tokens_out:,} out",
+    ]
+    for count, words in (
+        (total.kept, "answers from kept ones"),
+        (total.attempts - total.requests, "more attempts"),
+        (total.failed, "failed"),
+        (total.refused, "not asked: the budget was spent"),
+        (total.repaired, "repaired"),
+        (total.ended_early, "ended by the token limit"),
+        (total.shortened, "prompts shortened"),
+        (total.cut, "prompts cut"),
+    ):
+        if count:
+            told.append(f"{count:,} {words}")
+    if total.cached:
+        told.append(f"{total.cached / max(1, total.tokens_in):.0%} of prompt tokens at hand")
+    if total.money:
+        told.append(f"{total.money:,.4g} of money")
+    return "; ".join(told)
+
+
+def show_estimate(found: Estimate) -> None:
+    """An estimate, for a person."""
+    title = f"{found.agents:,} agents, {found.rounds} rounds; from {found.sampled:,} agents"
+    table = Table(title=title, box=box.SIMPLE_HEAD)
+    for heading in ("model", "requests", "tokens in", "tokens out", "money"):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for name, one in found.models.items():
+        table.add_row(escape(name), *(number(value) for value in one.values()))
+    if len(found.models) > 1:
+        parts = (found.requests, found.tokens_in, found.tokens_out, found.money)
+        table.add_row("all", *(number(value) for value in parts))
+    out.print(table)
+    if not found.models:
+        out.print("no model is asked", markup=False)
+    elif found.money is None:
+        out.print(
+            "money:    not known; give prices in the file that POPULACE_PRICES names, or as price: "
+            "{input, output} of the model",
+            markup=False,
+        )
 
 
 def show_groups(by: str, groups: list[dict[str, Any]]) -> None:

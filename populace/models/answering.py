@@ -40,6 +40,10 @@ class Answerer:
     async def _fitting(self, request: ModelRequest) -> ModelResponse:
         """Ask with a prompt that the model can take; smaller ones if it says that it can't."""
         limit = self._spec.context or self.backend.context
+        if limit is None:
+            response = await self.backend.timed_answer(request)
+            if response.error_kind != "context":
+                return response
         policy = self._spec.memory.policy
         for _ in range(_REFITS):
             fitted = await fit_prompt(

@@ -66,6 +66,10 @@ class ModelClient(abc.ABC):
                 f"the scenario has no model named {name!r} (it has: {known})"
             ) from None
 
+    def context(self, name: str) -> int | None:
+        """Tokens that a model can take, where that is known."""
+        return self.spec(name).context
+
     def next_number(self) -> int:
         """A number for the next request of this process."""
         self._numbers += 1
@@ -123,6 +127,11 @@ class DirectModels(ModelClient):
                     slots = min(slots, spec.limits.concurrency)
                 held = self._pools[name] = (serving, asyncio.Semaphore(slots))
         return held
+
+    def context(self, name: str) -> int | None:
+        """See ``ModelClient.context``."""
+        held = self._pools.get(pool_name(self.spec(name)))
+        return self.spec(name).context or (held[0].backend.context if held is not None else None)
 
     async def _budget_of(self, run: str, budget: dict[str, Any]) -> BudgetKeeper:
         if self._budget is None:
@@ -184,6 +193,7 @@ class QueuedModels(ModelClient):
         self._run = run
         self._timeout = timeout
         self._terms = (terms or Terms()).plain()
+        self._contexts = terms.contexts if terms is not None else {}
         self._kept = KeptAnswers(bus, subjects)
         self._inbox = subjects.inbox(bus.process, box)
         self._subscription: Subscription | None = None
@@ -209,6 +219,10 @@ class QueuedModels(ModelClient):
         """Begin to receive answers."""
         self._subscription = await self._bus.subscribe(self._inbox, self._receive)
         self._bus.on_event(self._event)
+
+    def context(self, name: str) -> int | None:
+        """See ``ModelClient.context``."""
+        return self.spec(name).context or self._contexts.get(name)
 
     async def close(self) -> None:
         """Fail what still waits."""

@@ -25,7 +25,7 @@ Count = Callable[[list[dict[str, Any]]], Awaitable[int | None]]
 
 def estimate_tokens(text: str) -> int:
     """Tokens of a text, rather too many than too few."""
-    unspaced = len(_UNSPACED.findall(text))
+    unspaced = 0 if text.isascii() else len(_UNSPACED.findall(text))
     return int(unspaced + (len(text) - unspaced) / _CHARACTERS) + 1
 
 

@@ -114,7 +114,7 @@ class ModelHandle:
         spec = self._client.spec(self._choose(model))
         memory_ = self._agent.memory
         if memory and spec.memory.policy == "summary":
-            await self._sum_up(model, spec)
+            await self._sum_up(self._choose(model), spec)
         messages: list[dict[str, Any]] = []
         persona = self._agent.persona
         # What all share goes first: engines keep the beginnings of prompts.
@@ -160,7 +160,7 @@ class ModelHandle:
     async def _sum_up(self, model: str, spec: ModelSpec) -> None:
         """Have the model sum up the older half of a memory that has grown too long."""
         memory = self._agent.memory
-        budget = spec.memory.tokens or (spec.context or _USUAL_CONTEXT) // 2
+        budget = spec.memory.tokens or (self._client.context(model) or _USUAL_CONTEXT) // 2
         if estimate_messages(memory.messages) <= budget:
             return
         recent = latest(memory.messages, budget // 2)

@@ -20,7 +20,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from populace.errors import PopulaceError, ScenarioError
+from populace.errors import BudgetSpentError, PopulaceError, ScenarioError
+from populace.models.accounts import Accounts, PriceTable
 from populace.personas.people import find_people
 from populace.play import Player
 from populace.scenario_file import load_class
@@ -34,7 +35,8 @@ from shared.errors import BusError
 from shared.ids import new_id
 from shared.logs import configure_logs, get_logger
 from shared.messages.control import CheckModel, ModelChecked
-from shared.messages.scenario import RunInfo, RunState, ScenarioSpec, Status
+from shared.messages.model import Terms
+from shared.messages.scenario import RoundRow, RunInfo, RunState, ScenarioSpec, Status
 from shared.service import DEFAULT_URL, ask, run_loop
 from shared.settings import Settings, load_settings
 
@@ -62,6 +64,8 @@ class Run:
         self._bus = bus
         self._records: int | None = None
         self._manifest: dict[str, Any] = {}
+        self._contexts: dict[str, int] = {}
+        """What endpoints say that they can take, by model."""
 
     async def play(self) -> None:
         """Play to the end, whatever that is, and say so."""
@@ -70,6 +74,8 @@ class Run:
             await self._play()
             state, reason = "finished", ""
         except asyncio.CancelledError as error:
+            state, reason = "cancelled", str(error)
+        except BudgetSpentError as error:
             state, reason = "cancelled", str(error)
         except PopulaceError as error:
             state, reason = "failed", str(error).partition("\n")[0]
@@ -93,10 +99,43 @@ class Run:
         await save_info(self._bus, self._subjects, self._info)
 
     async def _tell(self, status: Status) -> None:
+        spent = ""
+        if status.row is not None:
+            spent = await self._count(status.row)
         await publish_status(self._bus, self._subjects, status)
         if status.kind == "round_finished":
             self._info.rounds_done = status.round or 0
             await save_info(self._bus, self._subjects, self._info)
+        if spent:
+            raise BudgetSpentError(spent)
+
+    async def _count(self, row: RoundRow) -> str:
+        """Add to a round what its models were asked; says so if the budget is spent."""
+        accounts = await self._accounts()
+        usage = accounts.total(row.round)
+        row.usage = usage.plain()
+        if not usage.refused:
+            return ""
+        assert self._spec.budget is not None
+        total = accounts.total()
+        budget = ", ".join(f"{v:,} {k}" for k, v in self._spec.budget if v is not None)
+        return (
+            f"its budget ({budget}) is spent: {total.tokens_in + total.tokens_out:,} tokens, "
+            f"{total.requests:,} requests, {total.money:.4g} of money; in round {row.round} "
+            f"{row.answers:,} agents had answered"
+        )
+
+    async def _accounts(self) -> Accounts:
+        """What the model services have counted of this run."""
+        found = Accounts()
+        bucket = await self._bus.bucket(self._subjects.bucket_usage)
+        for entry in await bucket.entries(f"{self._info.run}.>"):
+            found.take_json(entry.value)
+        self._manifest["usage"] = {
+            "total": found.total().plain(),
+            "models": found.by_model(),
+        }
+        return found
 
     async def _play(self) -> None:
         spec, settings = self._spec, self._settings
@@ -118,6 +157,12 @@ class Run:
             folders=folders,
             results_format=spec.results_format or "msgpack",
             call_timeout=spec.call_timeout,
+            terms=Terms(
+                cache=spec.cache,
+                budget=spec.budget.model_dump(exclude_none=True) if spec.budget else None,
+                prices=PriceTable(settings.prices).of_all(spec.models),
+                contexts=self._contexts,
+            ),
             profile=spec.profile,
         ) as world:
             self._manifest = self._describe(world)
@@ -147,6 +192,7 @@ class Run:
             )
             await player.play()
             self._records = player.records
+            await self._accounts()
             self._manifest["workers_lost"] = world.lost
             if spec.profile:
                 self._manifest["profile"] = await world.profile()
@@ -171,7 +217,7 @@ class Run:
             BusError: there is no model service.
         """
         for name, spec in self._spec.models.items():
-            if spec.backend == "scripted":
+            if spec.backend == "scripted" or spec.mixture is not None:
                 continue
             try:
                 checked = await ask(
@@ -186,6 +232,10 @@ class Run:
                 raise ScenarioError(f"models.{name}: no model service answers ({error})") from None
             if not checked.ok:
                 raise ScenarioError(f"models.{name}: {checked.error}")
+            context = checked.details.get("context")
+            if spec.context is None and isinstance(context, int):
+                # For the agents' side, which sums memories up; the pool's name must not change.
+                self._contexts[name] = context
 
     def _describe(self, world: World) -> dict[str, Any]:
         """The parts of the manifest that are known when a run starts."""

@@ -144,8 +144,8 @@ class KeyValue(abc.ABC):
         """Remove the entry, if there is one."""
 
     @abc.abstractmethod
-    async def entries(self) -> list[Entry]:
-        """All entries, in no order."""
+    async def entries(self, pattern: str = ">") -> list[Entry]:
+        """All entries whose keys match (wildcards as in subjects), in no order."""
 
 
 @dataclass(slots=True)

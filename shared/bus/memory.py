@@ -306,8 +306,9 @@ class _MemoryBucket(KeyValue):
     async def delete(self, key: str) -> None:
         self._values.pop(key, None)
 
-    async def entries(self) -> list[Entry]:
-        live = [(key, self._live(key)) for key in list(self._values)]
+    async def entries(self, pattern: str = ">") -> list[Entry]:
+        matching = [key for key in self._values if subject_matches(pattern, key)]
+        live = [(key, self._live(key)) for key in matching]
         return [Entry(key, held.value, held.revision) for key, held in live if held is not None]
 
 

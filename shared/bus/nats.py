@@ -53,6 +53,8 @@ from shared.settings import Settings
 
 _log = get_logger(__name__)
 
+_LIST_WITHIN = 20.0
+
 _OUTBOX_LIMIT = 256 << 20
 _HEADROOM = 16 << 10
 """Bytes of a message left to headers and the protocol."""
@@ -185,15 +187,21 @@ class _NatsBucket(KeyValue):
         except (TimeoutError, nats.errors.Error) as error:
             raise BusError(f"the entry {key!r} can't be deleted: {error}") from error
 
-    async def entries(self) -> list[Entry]:
+    async def entries(self, pattern: str = ">") -> list[Entry]:
+        found: list[Entry] = []
         try:
-            keys = await self._inner.keys()
-        except nats.js.errors.NoKeysError:
-            return []
+            async with asyncio.timeout(_LIST_WITHIN):
+                watcher = await self._inner.watch(pattern, ignore_deletes=True)
+                try:
+                    async for entry in watcher:
+                        if not entry:  # the end of what is there
+                            break
+                        found.append(Entry(entry.key, entry.value or b"", entry.revision or 0))
+                finally:
+                    await watcher.stop()
         except (TimeoutError, nats.errors.Error) as error:
             raise BusError(f"a bucket can't be read: {error}") from error
-        found = await asyncio.gather(*(self.get(key) for key in keys))
-        return [entry for entry in found if entry is not None]
+        return found
 
 
 class NatsBus(Bus):

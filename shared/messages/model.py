@@ -148,6 +148,8 @@ class Terms:
     """By model: money for a million tokens in, and out."""
     keep: bool = True
     """Whether answers are kept."""
+    contexts: dict[str, int] = field(default_factory=dict)
+    """By model: tokens that its endpoint says it can take. For the agents' side alone."""
 
     def plain(self) -> list[Any]:
         """As they travel."""

@@ -347,6 +347,8 @@ class RoundRow(BaseModel):
     """What the scenario recorded."""
     tokens: int = 0
     seconds: float = 0.0
+    usage: dict[str, Any] = Field(default_factory=dict)
+    """What models were asked and what it cost: sums, see ``populace.models.accounts.Usage``."""
 
 
 class Status(BaseModel):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 from typing import Any
 
 import aiohttp
+import orjson
+from yarl import URL
 
 from populace.models.context import estimate_messages, estimate_tokens
 from shared.messages.model import ModelRequest, ModelResponse
 
+_JSON = "application/json"
 _MESSAGE_LIMIT = 400
 _MOST_TOKENS = 50_000_000
 _TOO_LONG = re.compile(
@@ -51,6 +53,7 @@ class Endpoint:
         self._model = model
         self._key = key
         self._timeout = timeout
+        self._chat = URL(f"{url}/v1/chat/completions")
         self._session: aiohttp.ClientSession | None = None
         self._faults = 0
         self._until = 0.0
@@ -69,11 +72,12 @@ class Endpoint:
     def open(self) -> None:
         """Open a connection pool; nothing is asked yet."""
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        headers["Content-Type"] = "application/json"
         self._session = aiohttp.ClientSession(
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=self._timeout, sock_connect=10),
             connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("Accept", "Accept-Encoding"),
         )
 
     async def close(self) -> None:
@@ -92,14 +96,14 @@ class Endpoint:
             self.in_flight -= 1
 
     async def _ask(self, session: aiohttp.ClientSession, request: ModelRequest) -> ModelResponse:
-        url = f"{self.url}/v1/chat/completions"
-        body = json.dumps(self._body(request)).encode()
+        # A payload of its own kind spares aiohttp the search for one.
+        body = aiohttp.BytesPayload(orjson.dumps(self._body(request)), content_type=_JSON)
         try:
-            async with session.post(url, data=body) as reply:
+            async with session.post(self._chat, data=body) as reply:
                 text = await reply.read()
                 if reply.status != 200:
                     return self._refused(request, reply, text.decode("utf-8", "replace"))
-            content = json.loads(text)
+            content = orjson.loads(text)
         except TimeoutError:
             return self.failed(
                 request, "timeout", f"{self.url} did not answer within {self._timeout:g} s", 0.0

@@ -1,0 +1,165 @@
+"""What a scenario will ask of its models, told beforehand from a sample of its own prompts.
+
+The scenario is played in this process with a few of its agents and no model: every prompt is made
+as it will be, and answered by words of a likely length. What that takes is scaled up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from populace.models.accounts import Accounts, PriceTable, Usage, money_of
+from populace.personas.people import find_people
+from populace.play import Player
+from populace.scenario import Scenario
+from populace.world import local
+from shared.errors import PopulaceError
+from shared.messages.model import Terms
+from shared.messages.scenario import ModelSpec, ScenarioSpec, ScriptSpec, Status
+from shared.settings import Settings
+
+_WORD = "answer "
+_LETTERS_PER_TOKEN = 4
+
+
+@dataclass
+class Estimate:
+    """Sums over a whole run."""
+
+    agents: int
+    sampled: int
+    rounds: int
+    requests: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    money: float | None = None
+    """None: the price of a model is not known."""
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    by_round: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and answer tokens."""
+        return self.tokens_in + self.tokens_out
+
+
+async def estimate(
+    spec: ScenarioSpec,
+    cls: type[Scenario],
+    params: BaseModel,
+    settings: Settings,
+    *,
+    sample: int = 24,
+    answer_tokens: int = 60,
+) -> Estimate:
+    """Estimate a scenario.
+
+    Args:
+        spec: the scenario.
+        cls: its class.
+        params: its parameters.
+        settings: of this process.
+        sample: agents that are played; all of them, if there are no more.
+        answer_tokens: how long answers are assumed to be, where the model is not scripted.
+
+    Raises:
+        PopulaceError: the scenario can't be played without its models.
+    """
+    count = min(spec.agents.count, max(sample, 1))
+    if spec.agents.groups is not None:
+        count = min(spec.agents.count, max(count, spec.agents.groups))
+    prices = PriceTable(settings.prices).of_all(spec.models)
+    people = None
+    if spec.agents.personas is not None:
+        folder = Path(spec.folder) if spec.folder else None
+        people = find_people(spec.agents.personas, folder, settings.personas_dir)
+    models = {name: _silent(model, answer_tokens) for name, model in spec.models.items()}
+
+    async def nobody(_: Status) -> None:
+        """Nobody follows."""
+
+    async with local(
+        seed=spec.seed, models=models, settings=settings, terms=Terms(prices=prices, keep=False)
+    ) as world:
+        scenario = cls(
+            world,
+            params=params,
+            seed=spec.seed,
+            rounds=spec.rounds,
+            agents=count,
+            isolated=False,
+            groups=spec.agents.groups,
+            personas=people,
+        )
+        try:
+            await Player(world, scenario, nobody).play()
+        except PopulaceError as error:
+            raise PopulaceError(f"the scenario can't be played for an estimate: {error}") from error
+        accounts = world.accounts
+    return _scaled(spec, accounts, count, prices)
+
+
+def _silent(model: ModelSpec, answer_tokens: int) -> ModelSpec:
+    """A model that says as much as the real one may, and asks nobody."""
+    if model.mixture is not None:
+        return model
+    if model.backend == "scripted":
+        script = (model.script or ScriptSpec()).model_copy(update={"latency": 0.0})
+    else:
+        tokens = min(answer_tokens, model.max_tokens)
+        words = _WORD * max(1, tokens * _LETTERS_PER_TOKEN // len(_WORD))
+        # A number at its end, for scenarios that look for one.
+        script = ScriptSpec(text=f"{words}{{number}}")
+    return ModelSpec(
+        backend="scripted",
+        script=script,
+        temperature=model.temperature,
+        max_tokens=model.max_tokens,
+        context=model.context,
+        memory=model.memory,
+    )
+
+
+def _scaled(
+    spec: ScenarioSpec, accounts: Accounts, count: int, prices: dict[str, tuple[float, float]]
+) -> Estimate:
+    factor = spec.agents.count / count
+    found = Estimate(agents=spec.agents.count, sampled=count, rounds=spec.rounds)
+    for name, sums in accounts.by_model().items():
+        usage = Usage()
+        usage.merge(sums)
+        price = prices.get(name)
+        found.models[name] = {
+            "requests": math.ceil(usage.requests * factor),
+            "tokens_in": math.ceil(usage.tokens_in * factor),
+            "tokens_out": math.ceil(usage.tokens_out * factor),
+            "money": None
+            if price is None
+            else round(money_of(usage.tokens_in, usage.tokens_out, price) * factor, 6),
+        }
+    for part in ("requests", "tokens_in", "tokens_out"):
+        setattr(found, part, sum(one[part] for one in found.models.values()))
+    costs = [one["money"] for one in found.models.values()]
+    if costs and None not in costs:
+        found.money = sum(costs)
+    for number in range(spec.rounds + 1):
+        usage = accounts.total(number)
+        if usage.requests:
+            found.by_round.append(
+                {
+                    "round": number,
+                    "requests": math.ceil(usage.requests * factor),
+                    "tokens": math.ceil((usage.tokens_in + usage.tokens_out) * factor),
+                }
+            )
+    return found
+
+
+def as_json(found: Estimate) -> dict[str, Any]:
+    """For a program."""
+    return {**asdict(found), "tokens": found.tokens}
