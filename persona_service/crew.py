@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from persona_service.foreman import counts
 from populace.models.client import QueuedModels
 from populace.personas.writing.names import Names
 from populace.personas.writing.template import WritingTemplate, load_template
@@ -33,6 +34,7 @@ class Job:
 
     def __init__(self, bus: Bus, settings: Settings, record: JobRecord, box: str) -> None:
         request = record.request
+        self.record = record
         self.generation = record.generation
         self.model = request.model
         self.backend = ""
@@ -133,20 +135,23 @@ class Crew:
     async def _part(self, delivery: Delivery) -> None:
         alive = asyncio.ensure_future(keep_alive(delivery))
         try:
-            name, generation, turn, people = from_public(delivery.data)
+            try:
+                name, generation, turn, people = from_public(delivery.data)
+                people = [(int(r), dict(v), u, str(p)) for r, v, u, p in people]
+            except (CodecError, ValueError, TypeError) as error:
+                _log.error("an entry of the queue can't be read", error=str(error))
+                await delivery.term()
+                return
             job = await self._job(name, generation)
             if job is not None:
                 died = delivery.attempt - 1 if delivery.attempt > _MAX_DELIVERIES else 0
                 await asyncio.gather(
                     *(
-                        self._one(job, name, turn, row, values, unlike, died)
-                        for row, values, unlike in people
+                        self._one(job, name, turn, row, values, unlike, row_print, died)
+                        for row, values, unlike, row_print in people
                     )
                 )
             await delivery.ack()
-        except (CodecError, ValueError, TypeError) as error:
-            _log.error("an entry of the queue can't be read", error=str(error))
-            await delivery.term()
         except PopulaceError as error:
             # Not acknowledged: it comes again.
             _log.warning("people will be written again", error=str(error))
@@ -184,26 +189,39 @@ class Crew:
         row: int,
         values: dict[str, Any],
         unlike: str | None,
+        row_print: str,
         died: int,
     ) -> None:
         subject = self._subjects.persona_written(name, row, turn)
-        if await self._bus.last(self._subjects.stream_persona_written, subject) is not None:
+        before = await self._bus.last(self._subjects.stream_persona_written, subject)
+        if before is not None and counts(from_public(before.data), job.record, row_print):
             return  # whoever had it before died after it was written
         if died:
             text = f"internal: {died} services died while writing it"
             written = Written(row, values, problem=text)
         else:
-            written = await job.writer.write(row, values, turn=turn, unlike=unlike)
+            try:
+                written = await job.writer.write(row, values, turn=turn, unlike=unlike)
+            except Exception as error:
+                _log.exception("a person could not be written", population=name, row=row)
+                text = f"internal: {type(error).__name__}: {error}"
+                written = Written(row, values, problem=text)
             if job.closed:
                 return  # nobody wants it any more, and its questions were broken off
         if written.text is None:
             self.failed += 1
         else:
             self.written += 1
+        told = {
+            **written.as_dict(),
+            "backend": job.backend,
+            "generation": job.generation,
+            "fingerprint": row_print,
+        }
         await append_patiently(
             self._bus,
             subject,
-            pack_plain({**written.as_dict(), "backend": job.backend}),
+            pack_plain(told),
             headers={},
             message_id=f"{name}/{job.generation}/{row}/{turn}",
         )

@@ -11,12 +11,17 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from persona_service.crew import ACK_WAIT, Crew, Job, keep_alive
-from persona_service.foreman import Foreman
-from persona_service.sources import open_people, open_sampler
+from persona_service.foreman import (
+    Foreman,
+    Superseded,
+    kept_people,
+    read_record,
+    record_bytes,
+)
+from persona_service.sources import open_people, open_sampler, open_source
 from populace.personas.fit import fit_report
-from populace.personas.people import read_rows
-from populace.personas.sampling import save
-from shared.bus import Delivery, Message
+from populace.personas.sampling import refuse_to_replace_texts, save
+from shared.bus import Delivery, KeyValue, Message
 from shared.codec import to_json
 from shared.errors import InvalidInputError, PopulaceError, RevisionConflictError
 from shared.ids import check_token, new_id
@@ -50,6 +55,7 @@ _CHECK_WITHIN = 120.0
 _MODEL_SERVICE_WITHIN = 10.0
 _FOREMEN = 8
 _HEADROOM = 4096
+_MOST_ROWS = 200_000
 _ATTEMPTS = 5
 
 
@@ -70,25 +76,35 @@ class PersonaService:
         """Draw people."""
         if request.store is not None:
             check_token(request.store, "the name")
-        table, sampler = await asyncio.to_thread(open_people, request, self._settings)
-        stop = table.num_rows if request.stop is None else request.stop
-        if not request.start <= stop <= table.num_rows:
+        answer = await asyncio.to_thread(self._sample, request)
+        self.sampled += answer.count
+        return answer
+
+    def _sample(self, request: SampleRequest) -> Sampled:
+        """In a thread: a large population must not hold up small questions."""
+        source = open_source(request, self._settings)
+        stop = source.size if request.stop is None else request.stop
+        if not request.start <= stop <= source.size:
             raise InvalidInputError(
-                f"start and stop: there are people 0 to {table.num_rows}, "
+                f"start and stop: there are people 0 to {source.size}, "
                 f"not {request.start} to {stop}"
             )
-        whole = request.start == 0 and stop == table.num_rows
         answer = Sampled(count=stop - request.start)
-        if sampler is not None and whole:
-            report = await asyncio.to_thread(fit_report, sampler, table)
-            answer.fit = report.model_dump()
-        self.sampled += answer.count
+        if request.store is None and answer.count > _MOST_ROWS:
+            raise InvalidInputError(
+                f"{answer.count:,} people are more than one message holds: ask for fewer with "
+                "start and stop, or store them"
+            )
+        table = source.rows(request.start, stop)
+        if source.sampler is not None and answer.count == source.size:
+            answer.fit = fit_report(source.sampler, table).model_dump()
         if request.store is not None:
             path = self._settings.personas_dir.resolve() / f"{request.store}.parquet"
-            await asyncio.to_thread(save, table, path)
+            refuse_to_replace_texts(path)
+            save(table, path)
             answer.file = str(path)
             return answer
-        answer.rows = table.slice(request.start, answer.count).to_pylist()
+        answer.rows = table.to_pylist()
         size = len(to_json(answer.model_dump(mode="json")))
         if size > self._bus.max_payload - _HEADROOM:
             raise InvalidInputError(
@@ -114,51 +130,82 @@ class PersonaService:
 
     async def enrich(self, request: EnrichRequest) -> JobInfo:
         """Begin to have a population written, or say how far that is."""
-        await self._check(request)
         bucket = await self._bus.bucket(self._subjects.bucket_persona_jobs)
         for _ in range(_ATTEMPTS):
-            entry = await bucket.get(request.name)
-            record = None if entry is None else JobRecord.model_validate_json(entry.value)
-            if record is not None and not record.info.over:
-                if _same(record.request, request):
-                    return record.info
-                raise InvalidInputError(
-                    f"the population {request.name!r} is being written in another way; wait for "
-                    "it, cancel it, or choose another name"
-                )
-            if record is not None and _complete(record, request, self._settings):
-                return record.info
-            if record is None or record.info.state != "cancelled" or request.again:
-                await self._bus.purge(
-                    self._subjects.stream_persona_written,
-                    self._subjects.persona_written(request.name),
-                )
-            info = JobInfo(name=request.name)
-            fresh = JobRecord(request=request, info=info, generation=new_id("g"))
-            data = fresh.model_dump_json().encode()
+            found = await read_record(bucket, request.name)
+            before = None if found is None else found[0]
+            if before is not None and not before.info.over:
+                if not _same(before.request, request):
+                    raise InvalidInputError(
+                        f"the population {request.name!r} is being written in another way; wait "
+                        "for it, cancel it, or choose another name"
+                    )
+                if before.info.state == "writing":
+                    await self._queue(before, only_if_gone=True)
+                return before.info
+            missing = await asyncio.to_thread(self._missing, request)
+            if before is not None and before.info.state == "finished" and not missing:
+                return before.info
+            info = JobInfo(name=request.name, state="checking")
+            fresh = JobRecord(
+                request=request,
+                info=info,
+                generation=new_id("g"),
+                rows_apart=request.rows is not None,
+            )
             try:
-                if entry is None:
-                    await bucket.create(request.name, data)
-                else:
-                    await bucket.update(request.name, data, entry.revision)
+                if request.rows is not None:
+                    await bucket.put(f"{request.name}.rows", to_json(request.rows))
+                revision = await _write(bucket, request.name, fresh, found and found[1])
             except RevisionConflictError:
                 continue  # someone else was first; look again
-            await append_patiently(
-                self._bus,
-                self._subjects.persona_job(request.name),
-                request.name.encode(),
-                headers={},
-                message_id=fresh.generation,
-            )
-            return info
+            return await self._begin(bucket, fresh, revision, before)
         raise PopulaceError(f"the population {request.name!r} is asked for by too many at once")
 
-    async def _check(self, request: EnrichRequest) -> None:
-        """Complain of whatever can be known before anything is begun."""
-        table, _ = await asyncio.to_thread(open_people, request, self._settings)
+    async def _begin(
+        self, bucket: KeyValue, record: JobRecord, revision: int, before: JobRecord | None
+    ) -> JobInfo:
+        """Check the model, then queue the population; a cancellation in between counts."""
+        name = record.request.name
+        try:
+            await self._check_model(record.request)
+        except PopulaceError as error:
+            with contextlib.suppress(RevisionConflictError):
+                if before is not None:
+                    await _write(bucket, name, before, revision)
+                else:
+                    record.info.state, record.info.reason = "failed", str(error)
+                    await _write(bucket, name, record, revision)
+            raise
+        record.info.state = "writing"
+        try:
+            await _write(bucket, name, record, revision)
+        except RevisionConflictError:
+            found = await read_record(bucket, name)
+            return record.info if found is None else found[0].info
+        await self._queue(record, only_if_gone=False)
+        return record.info
+
+    async def _queue(self, record: JobRecord, *, only_if_gone: bool) -> None:
+        """Put a population into the queue; with ``only_if_gone``, if it is not there."""
+        subject = self._subjects.persona_job(record.request.name)
+        work = self._subjects.stream_persona_work
+        if only_if_gone and await self._bus.last(work, subject) is not None:
+            return
+        await append_patiently(
+            self._bus, subject, record.request.name.encode(), headers={}, message_id=new_id("j")
+        )
+
+    def _missing(self, request: EnrichRequest) -> int:
+        """How many people have no text yet; complains of whatever can be known beforehand."""
+        Job(self._bus, self._settings, JobRecord(request=request, info=JobInfo(name="-")), "x")
+        table, _ = open_people(request, self._settings)
         if table.num_rows == 0:
             raise InvalidInputError("there are no people to write")
-        Job(self._bus, self._settings, JobRecord(request=request, info=JobInfo(name="-")), "x")
+        rows = table.to_pylist()
+        return len(rows) - len(kept_people(request, rows, self._settings))
+
+    async def _check_model(self, request: EnrichRequest) -> None:
         pools = await self._bus.bucket(self._subjects.bucket_pools)
         await pools.put(pool_name(request.model), request.model.model_dump_json().encode())
         if request.model.backend == "scripted":
@@ -214,12 +261,13 @@ class PersonaService:
         try:
             await Foreman(self._bus, self._settings, delivery.data.decode()).run()
             await delivery.ack()
+        except Superseded:
+            # Not acknowledged: the entry is the other one's by now.
+            _log.warning("another service sees to a population", name=delivery.data.decode())
         except PopulaceError as error:
             _log.warning("a population will be taken up again", error=str(error))
             with contextlib.suppress(PopulaceError):
                 await delivery.nak(1.0)
-        except Exception:
-            _log.exception("the writing of a population failed; it will be taken up again")
         finally:
             alive.cancel()
 
@@ -292,12 +340,10 @@ def _same(one: EnrichRequest, other: EnrichRequest) -> bool:
     return essence(one) == essence(other)
 
 
-def _complete(record: JobRecord, request: EnrichRequest, settings: Any) -> bool:
-    """Whether that very population was written, and nobody is missing."""
-    if request.again or record.info.state != "finished" or record.info.failed:
-        return False
-    path = settings.personas_dir / f"{request.name}.parquet"
-    return _same(record.request, request) and path.is_file() and read_rows(path).num_rows > 0
+async def _write(bucket: KeyValue, name: str, record: JobRecord, revision: int | None) -> int:
+    if revision is None:
+        return await bucket.create(name, record_bytes(record))
+    return await bucket.update(name, record_bytes(record), revision)
 
 
 async def main(context: ServiceContext) -> None:

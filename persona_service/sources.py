@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,25 @@ def _path(name: str, settings: Settings) -> Path:
     return people_path(found, (*settings.roots, settings.personas_dir.resolve()))
 
 
-def open_people(request: PeopleRequest, settings: Settings) -> tuple[pa.Table, Sampler | None]:
-    """All the people that a request means, and their sampler if they are drawn.
+@dataclass(frozen=True)
+class Source:
+    """People that can be had in slices."""
+
+    size: int
+    sampler: Sampler | None
+    table: pa.Table | None
+
+    def rows(self, start: int = 0, stop: int | None = None) -> pa.Table:
+        """The people from ``start`` up to, and without, ``stop``; only these are drawn."""
+        stop = self.size if stop is None else stop
+        if self.sampler is not None:
+            return self.sampler.rows(start, stop)
+        assert self.table is not None
+        return self.table.slice(start, stop - start)
+
+
+def open_source(request: PeopleRequest, settings: Settings) -> Source:
+    """The people that a request means.
 
     Raises:
         InvalidInputError: there are none, or they may not be read.
@@ -59,22 +77,38 @@ def open_people(request: PeopleRequest, settings: Settings) -> tuple[pa.Table, S
             table = pa.Table.from_pylist(request.rows)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise InvalidInputError(f"rows: must all have the same columns: {error}") from None
-        return _cut(table, request.size), None
+        return _of_table(table, request.size, "rows")
     if request.population is not None:
-        sampler = open_sampler(request.population, settings, overrides)
-        return sampler.rows(), sampler
+        return _of_sampler(open_sampler(request.population, settings, overrides))
     assert request.people is not None
     path = _path(request.people, settings)
     if path.suffix in (".yaml", ".yml"):
-        sampler = Sampler(PopulationFile(path, overrides))
-        return sampler.rows(), sampler
-    return _cut(read_rows(path), request.size), None
+        return _of_sampler(Sampler(PopulationFile(path, overrides)))
+    return _of_table(read_rows(path), request.size, path.name)
 
 
-def _cut(table: pa.Table, size: int | None) -> pa.Table:
+def open_people(request: PeopleRequest, settings: Settings) -> tuple[pa.Table, Sampler | None]:
+    """All the people that a request means, and their sampler if they are drawn.
+
+    Raises:
+        InvalidInputError: there are none, or they may not be read.
+        PopulationError: the population file can't be used.
+    """
+    source = open_source(request, settings)
+    return source.rows(), source.sampler
+
+
+def _of_sampler(sampler: Sampler) -> Source:
+    return Source(sampler.spec.size, sampler, None)
+
+
+def _of_table(table: pa.Table, size: int | None, what: str) -> Source:
     if size is not None and size > table.num_rows:
-        raise InvalidInputError(f"there are {table.num_rows:,} people, fewer than {size:,}")
-    return table if size is None else table.slice(0, size)
+        raise InvalidInputError(
+            f"{what} holds {table.num_rows:,} people, fewer than {size:,}; for a template of the "
+            "same name say template:NAME"
+        )
+    return Source(table.num_rows if size is None else size, None, table)
 
 
 def categories_of(table: pa.Table) -> dict[str, list[str]]:

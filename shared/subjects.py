@@ -131,9 +131,9 @@ class Subjects:
         """The queue of populations to be written, an entry each. Captured by a stream."""
         return f"{self.prefix}.personas.job.{job}"
 
-    def persona_part(self, job: str = "*", part: str = "*") -> str:
+    def persona_part(self, job: str = "*", generation: str = "*", part: str = "*") -> str:
         """The queue of people to be written, a few in an entry. Captured by a stream."""
-        return f"{self.prefix}.personas.part.{job}.{part}"
+        return f"{self.prefix}.personas.part.{job}.{generation}.{part}"
 
     def persona_written(self, job: str = "*", row: int | str = "*", turn: int | str = "*") -> str:
         """People that were written, each on a subject of its own. Captured by a stream."""

@@ -15,6 +15,7 @@ from populace.cli import show
 from populace.cli.writing import write
 from populace.personas.people import read_rows
 from shared.errors import InvalidInputError
+from shared.ids import check_token
 from shared.settings import load_settings
 
 app = typer.Typer(
@@ -45,8 +46,8 @@ def _sampler(source: str, size: int | None, seed: int | None) -> Any:
             f"populations need numpy and scipy ({error}): pip install 'populace[personas]'"
         ) from None
     path = Path(source)
-    template = TEMPLATES / f"{source}.yaml"
-    if not path.exists() and template.exists():
+    template = TEMPLATES / f"{source.removeprefix('template:')}.yaml"
+    if not path.exists() and template.parent == TEMPLATES and template.exists():
         path = template
     overrides = {k: v for k, v in (("size", size), ("seed", seed)) if v is not None}
     return Sampler(PopulationFile(path, overrides))
@@ -65,11 +66,13 @@ def sample(
 ) -> None:
     """Draw a population, store it under its name, and report how well it fits."""
     from populace.personas.fit import fit_report
-    from populace.personas.sampling import save
+    from populace.personas.sampling import refuse_to_replace_texts, save
 
     sampler = _sampler(source, size, seed)
     table = sampler.rows()
     path = out or load_settings().personas_dir / f"{sampler.spec.name}.parquet"
+    if out is None:
+        refuse_to_replace_texts(path)
     save(table, path)
     report = fit_report(sampler, table)
     if html is not None:
@@ -167,6 +170,7 @@ def export(
     """Write a stored population's rows, texts included, to a file."""
     from populace.personas.sampling import save
 
+    check_token(people, "the name")
     table = read_rows(load_settings().personas_dir / f"{people}.parquet")
     save(table, out)
     show.out.print(f"{table.num_rows:,} people in {out}", markup=False)
@@ -201,7 +205,7 @@ def show_fit(report: Any) -> None:
         numeric = heading not in ("distribution", "category")
         table.add_column(heading, justify="right" if numeric else "left")
     for margin in report.margins:
-        p = "exact" if margin.p_value is None else f"{margin.p_value:.3f}"
+        p = "exact" if margin.exact else "-" if margin.p_value is None else f"{margin.p_value:.3f}"
         first = (show.number(margin.name), f"{margin.count:,}")
         for i, name in enumerate(margin.obtained):
             table.add_row(
@@ -229,4 +233,4 @@ def show_fit(report: Any) -> None:
 
 
 def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,11 +29,14 @@ from populace.personas.spec import PopulationFile
 from populace.personas.writing.template import load_template
 from populace.scenario_file import overrides_from
 from shared.bus import NatsBus
-from shared.errors import InvalidInputError, RemoteError
+from shared.errors import BusError, InvalidInputError, RemoteError
 from shared.messages.persona import EnrichRequest, JobInfo
 from shared.messages.scenario import ModelSpec
 from shared.service import first_problem
 from shared.settings import Settings
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_WITHIN = 10.0
 
 
 def write(
@@ -120,6 +126,45 @@ def _request(**fields: Any) -> EnrichRequest:
 
 
 async def _write(bus: NatsBus, settings: Settings, request: EnrichRequest, quiet: bool) -> JobInfo:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stopped.set)
+    following = asyncio.ensure_future(_follow(bus, settings, request, quiet))
+    signalled = asyncio.ensure_future(stopped.wait())
+    try:
+        await asyncio.wait({following, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        if following.done():
+            return await following
+        return await _stop(bus, settings, request.name)
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+        for task in (following, signalled):
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+
+async def _stop(bus: NatsBus, settings: Settings, name: str) -> JobInfo:
+    """Cancel the writing, also if it is only just being asked for."""
+    deadline = time.monotonic() + _STOP_WITHIN
+    while True:
+        try:
+            async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
+                info = await people_job(bus, settings, name, cancel=True)
+            if info.state == "cancelled" or time.monotonic() > deadline:
+                return info
+        except (RemoteError, TimeoutError) as error:
+            if time.monotonic() > deadline:
+                raise BusError(
+                    f"the writing of {name} may go on: it could not be stopped ({error})"
+                ) from None
+        await asyncio.sleep(0.2)
+
+
+async def _follow(bus: NatsBus, settings: Settings, request: EnrichRequest, quiet: bool) -> JobInfo:
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -142,8 +187,6 @@ async def _write(bus: NatsBus, settings: Settings, request: EnrichRequest, quiet
                 )
         except RemoteError as error:
             raise InvalidInputError(str(error)) from None
-        except asyncio.CancelledError:  # Ctrl-C
-            info = await people_job(bus, settings, request.name, cancel=True)
     return info
 
 
@@ -167,7 +210,10 @@ def show_job(info: JobInfo) -> None:
     """What became of a population's writing, for a person."""
     kept = info.total - info.to_write
     told = f"{info.written:,} of {info.to_write:,} people written by {info.backend or 'nobody'}"
-    show.out.print(told + (f", {kept:,} had been before" if kept else ""), markup=False)
+    show.out.print(
+        told + (f", {kept:,} had been before (--again writes them anew)" if kept else ""),
+        markup=False,
+    )
     show.out.print(
         f"{info.requests:,} requests, {info.tokens_in:,} tokens in, {info.tokens_out:,} out; "
         f"{info.rewritten:,} versions thrown away, {info.anew:,} people written anew for "

@@ -8,6 +8,7 @@ no functions but the few below.
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,6 +25,14 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
+    ast.BitAnd: np.logical_and,  # as who knows pandas writes it
+    ast.BitOr: np.logical_or,
+}
+_UNARY: dict[type, Callable[[Any], Any]] = {
+    ast.Not: np.logical_not,
+    ast.Invert: np.logical_not,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
 }
 _COMPARE: dict[type, Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -33,17 +42,20 @@ _COMPARE: dict[type, Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "abs": np.abs,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "sqrt": np.sqrt,
-    "log": np.log,
-    "exp": np.exp,
-    "min": np.minimum,
-    "max": np.maximum,
-    "round": np.round,
+_MANY = 1 << 16
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], int, int]] = {
+    "abs": (np.abs, 1, 1),
+    "floor": (np.floor, 1, 1),
+    "ceil": (np.ceil, 1, 1),
+    "sqrt": (np.sqrt, 1, 1),
+    "log": (np.log, 1, 1),
+    "exp": (np.exp, 1, 1),
+    # Two by two: numpy takes a third argument for the place of the result.
+    "min": (lambda *values: functools.reduce(np.minimum, values), 1, _MANY),
+    "max": (lambda *values: functools.reduce(np.maximum, values), 1, _MANY),
+    "round": (lambda value, digits=0: np.round(value, int(digits)), 1, 2),
 }
+"""Name to function, and to the least and the greatest number of arguments."""
 
 
 class Expression:
@@ -84,9 +96,18 @@ class Expression:
                     f"the expression {self.text!r} calls {name!r}; there are "
                     f"{', '.join(sorted(_FUNCTIONS))}"
                 )
+            _, least, most = _FUNCTIONS[name]
+            starred = any(isinstance(a, ast.Starred) for a in node.args)
+            if starred or not least <= len(node.args) <= most:
+                wanted = f"{least}" if least == most else f"{least} or more"
+                raise InvalidInputError(
+                    f"the expression {self.text!r}: {name} takes {wanted} values, "
+                    f"not {len(node.args)}"
+                )
             for argument in node.args:
                 self._check(argument, known)
             return
+        self._check_operators(node)
         if not isinstance(node, _ALLOWED):
             raise InvalidInputError(
                 f"the expression {self.text!r} holds {type(node).__name__}, which is not allowed"
@@ -94,6 +115,26 @@ class Expression:
         for child in ast.iter_child_nodes(node):
             if not isinstance(child, (ast.operator, ast.cmpop, ast.boolop, ast.unaryop)):
                 self._check(child, known)
+
+    def _check_operators(self, node: ast.AST) -> None:
+        operators: list[ast.AST] = []
+        known: Mapping[type, Any] = {}
+        if isinstance(node, ast.BinOp):
+            operators, known = [node.op], _BINARY
+        elif isinstance(node, ast.UnaryOp):
+            operators, known = [node.op], _UNARY
+        elif isinstance(node, ast.Compare):
+            operators, known = list(node.ops), {**_COMPARE, ast.In: None, ast.NotIn: None}
+        elif isinstance(node, ast.Constant) and not isinstance(node.value, (bool, int, float, str)):
+            raise InvalidInputError(
+                f"the expression {self.text!r} holds {node.value!r}; values are numbers and texts"
+            )
+        for one in operators:
+            if type(one) not in known:
+                raise InvalidInputError(
+                    f"the expression {self.text!r} holds the operator {type(one).__name__}, which "
+                    "is not allowed"
+                )
 
     def evaluate(self, columns: Mapping[str, Any], size: int) -> Any:
         """The values, an array of ``size``.
@@ -123,10 +164,7 @@ class Expression:
                 left, right = self._value(node.left, columns), self._value(node.right, columns)
                 return _BINARY[type(node.op)](left, right)
             case ast.UnaryOp():
-                value = self._value(node.operand, columns)
-                if isinstance(node.op, ast.Not):
-                    return np.logical_not(value)
-                return -value if isinstance(node.op, ast.USub) else value
+                return _UNARY[type(node.op)](self._value(node.operand, columns))
             case ast.BoolOp():
                 values = [self._value(value, columns) for value in node.values]
                 join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
@@ -143,7 +181,7 @@ class Expression:
                     self._value(node.orelse, columns),
                 )
             case ast.Call(func=ast.Name(id=name)):
-                return _FUNCTIONS[name](*(self._value(a, columns) for a in node.args))
+                return _FUNCTIONS[name][0](*(self._value(a, columns) for a in node.args))
         raise InvalidInputError(f"the expression {self.text!r} can't be evaluated")
 
     def _compare(self, node: ast.Compare, columns: Mapping[str, Any]) -> Any:

@@ -10,7 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, Field
 
-from populace.personas.sampling import HOUSEHOLD, Coded, Sampler, plain_column
+from populace.personas.sampling import (
+    HOUSEHOLD,
+    Coded,
+    Sampler,
+    largest_remainder,
+    plain_column,
+)
 from shared.errors import InvalidInputError
 
 _MOST_CATEGORIES = 60
@@ -29,8 +35,10 @@ class Margin(BaseModel):
     obtained: dict[str, float]
     variation: float
     """Total variation distance: half the sum of the absolute differences, 0 to 1."""
+    exact: bool = False
+    """Whether it is met as exactly as whole people can meet it."""
     chi_square: float | None = None
-    """Pearson's statistic; None for what is met exactly by design."""
+    """Pearson's statistic; None where it says nothing: exact margins, and those without rows."""
     p_value: float | None = None
     """Of the statistic, were the rows independent draws; small values deserve a look."""
 
@@ -81,14 +89,15 @@ def fit_report(sampler: Sampler, table: pa.Table) -> Fit:
             f"the table has no column {missing[0]!r}, which {spec.name} asks for "
             f"(it has: {', '.join(table.column_names)})"
         )
-    columns = {name: _column(table[name]) for name in sampler.names}
+    columns = {name: _column(name, table[name]) for name in sampler.names}
     report = Fit(population=spec.name, rows=table.num_rows)
     report.rejected = {text: count for text, count in sampler.rejected.items() if count}
     for name, attribute in spec.attributes.items():
         column = columns[name]
         if attribute.quotas is not None:
-            exact = table.num_rows == spec.size
-            report.margins.append(_margin(name, attribute.quotas, column, exact=exact))
+            margin = _margin(name, attribute.quotas, column)
+            _mark_exact(attribute.quotas, margin)
+            report.margins.append(margin)
         elif attribute.shares is not None:
             report.margins.append(_margin(name, attribute.shares, column))
         elif attribute.table is not None:
@@ -106,17 +115,35 @@ def fit_report(sampler: Sampler, table: pa.Table) -> Fit:
     return report
 
 
-def _column(column: Any) -> Any:
+def _column(name: str, column: Any) -> Any:
+    if column.null_count:
+        raise InvalidInputError(
+            f"the column {name!r} has {column.null_count:,} empty values; fill them, or leave "
+            "those people out"
+        )
     if pa.types.is_floating(column.type) or pa.types.is_integer(column.type):
-        return np.asarray(column.to_numpy(zero_copy_only=False))
+        values = np.asarray(column.to_numpy(zero_copy_only=False))
+        if not np.isfinite(values).all():
+            raise InvalidInputError(f"the column {name!r} has values that are not finite")
+        return values
     texts = column.cast(pa.string()).combine_chunks()
     encoded = pc.dictionary_encode(texts)
     return Coded(encoded.dictionary.to_pylist(), np.asarray(encoded.indices, dtype=np.int64))
 
 
-def _margin(
-    name: str, asked: dict[str, float], column: Any, where: Any = None, *, exact: bool = False
-) -> Margin:
+def _mark_exact(quotas: dict[str, float], margin: Margin) -> None:
+    """Note it if the rows are as many as quotas mean (largest remainder)."""
+    counts = largest_remainder(list(quotas.values()), margin.count)
+    wanted = dict(zip(quotas, counts, strict=True))
+    names = {*wanted, *margin.obtained}
+    margin.exact = bool(margin.count) and all(
+        round(margin.obtained.get(n, 0.0) * margin.count) == wanted.get(n, 0) for n in names
+    )
+    if margin.exact:
+        margin.chi_square = margin.p_value = None
+
+
+def _margin(name: str, asked: dict[str, float], column: Any, where: Any = None) -> Margin:
     texts = column.names if isinstance(column, Coded) else [str(v) for v in np.unique(column)]
     codes = (
         column.codes if isinstance(column, Coded) else np.searchsorted(np.unique(column), column)
@@ -132,7 +159,7 @@ def _margin(
     margin = Margin(
         name=name, count=total, asked=asked, obtained=obtained, variation=round(variation, 6)
     )
-    if not exact and total:
+    if total:
         margin.chi_square, margin.p_value = _chi_square(asked, found, total)
     return margin
 
@@ -188,7 +215,11 @@ def _joint(source: Any, columns: dict[str, Any]) -> list[Margin]:
     joined = plain_column(columns[names[0]])
     for name in names[1:]:
         joined = np.char.add(np.char.add(joined, " / "), plain_column(columns[name]))
-    return [_margin(" x ".join(names), asked, _column(pa.chunked_array([pa.array(joined)])))]
+    cells = _column("", pa.chunked_array([pa.array(joined)]))
+    margin = _margin(" x ".join(names), asked, cells)
+    if source.spec.exact:
+        _mark_exact(asked, margin)
+    return [margin]
 
 
 def _numbers(name: str, values: Any) -> Numbers:

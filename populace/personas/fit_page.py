@@ -36,7 +36,8 @@ _PAGE = """<!doctype html>
 <h2>{{ margin.name }}</h2>
 <p class="note">{{ "{:,}".format(margin.count) }} people; total variation
 {{ "%.4f" | format(margin.variation) }};
-{% if margin.p_value is none %}met exactly by design
+{% if margin.exact %}met exactly
+{% elif margin.p_value is none %}no rows
 {% elif margin.chi_square is none %}holds what was not asked for
 {% else %}chi-square {{ "%.2f" | format(margin.chi_square) }},
 p = {{ "%.3f" | format(margin.p_value) }}{% endif %}</p>

@@ -100,6 +100,10 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _TEMPLATE = "template:"
 
 
+def _templates() -> list[str]:
+    return sorted(path.stem for path in _TEMPLATES.glob("*.yaml"))
+
+
 def find_people(name: str, folder: Path | None, stored: Path) -> str:
     """What a scenario means: a file beside it, stored by name, or ``template:`` and its name.
 
@@ -107,13 +111,18 @@ def find_people(name: str, folder: Path | None, stored: Path) -> str:
         InvalidInputError: there is none.
     """
     if name.startswith(_TEMPLATE):
-        return name
+        name = name.removeprefix(_TEMPLATE)
+        if name not in _templates():
+            raise InvalidInputError(
+                f"there is no template {name!r} (there are: {', '.join(_templates())})"
+            )
+        return f"{_TEMPLATE}{name}"
     for place in (*([folder / name] if folder is not None else []), stored / f"{name}.parquet"):
         if place.is_file():
             return str(place.resolve())
     if (_TEMPLATES / f"{name}.yaml").is_file():
         return f"{_TEMPLATE}{name}"
-    known = sorted({p.stem for p in [*stored.glob("*.parquet"), *_TEMPLATES.glob("*.yaml")]})
+    known = sorted({*(p.stem for p in stored.glob("*.parquet")), *_templates()})
     raise InvalidInputError(
         f"there are no people named {name!r}: neither a file beside the scenario, nor stored, nor "
         f"a template (there are: {', '.join(known) or 'none'})"
@@ -159,7 +168,10 @@ def people_path(source: str, roots: Sequence[Path]) -> Path:
         InvalidInputError: it lies outside the folders of which files may be read.
     """
     if source.startswith(_TEMPLATE):
-        return _TEMPLATES / f"{source.removeprefix(_TEMPLATE)}.yaml"
+        name = source.removeprefix(_TEMPLATE)
+        if name not in _templates():  # a path would lead out of their folder
+            raise InvalidInputError(f"there is no template {name!r}")
+        return _TEMPLATES / f"{name}.yaml"
     path = Path(source).resolve()
     if not any(root in path.parents for root in roots):
         raise InvalidInputError(

@@ -22,6 +22,7 @@ from populace.personas.uniform import shuffled, uniform
 from shared.errors import InvalidInputError
 
 _ATTEMPTS = 200
+_WHOLE = 2.0**62
 HOUSEHOLD, ROLE = "household", "role"
 """Columns that households add: the household's number from 0, and the member's role."""
 
@@ -127,7 +128,9 @@ class Sampler:
     def _read(self, key: tuple[Any, ...], joint: Joint) -> Any:
         if self.file.folder is None:
             raise self.file.complain((*key, "file"), "tables can be named in a file alone")
-        path = self.file.folder / joint.file
+        path = (self.file.folder / joint.file).resolve()
+        if self.file.folder.resolve() not in path.parents:
+            raise self.file.complain((*key, "file"), "must lie beside the population file")
         if not path.is_file():
             raise self.file.complain((*key, "file"), f"there is no file {joint.file!r} beside it")
         try:
@@ -200,6 +203,12 @@ class Sampler:
         except InvalidInputError as error:
             raise self.file.complain(key, str(error)) from None
 
+    def _needs(self, attribute: Attribute, name: str) -> list[str]:
+        """The attributes from which one follows."""
+        if attribute.derive is not None:
+            return self._expressions[name].names
+        return [other for rule in attribute.table or [] for other in rule.when]
+
     def _check_households(self) -> None:
         households = self.spec.households
         if households is None:
@@ -209,6 +218,13 @@ class Sampler:
                 raise self.file.complain(
                     ("households", "shared", i), f"{name!r} is none of the attributes"
                 )
+            needed = self._needs(self.spec.attributes[name], name)
+            for other in needed:
+                if other not in households.shared:
+                    raise self.file.complain(
+                        ("households", "shared", i),
+                        f"{name!r} follows from {other!r}, which is not shared; share that too",
+                    )
             if self.spec.attributes[name].quotas is not None:
                 raise self.file.complain(
                     ("households", "shared", i),
@@ -296,9 +312,12 @@ class Sampler:
         if attribute.derive is not None:
             return self._derived(name, columns, len(index))
         drawn = uniform(self.spec.seed, name, index, attempt)
-        if attribute.table is None:
-            return _drawn(attribute, drawn)
-        return self._given(name, attribute.table, drawn, columns)
+        try:
+            if attribute.table is None:
+                return _drawn(attribute, drawn)
+            return self._given(name, attribute.table, drawn, columns)
+        except ValueError as error:
+            raise self.file.complain(("attributes", name), str(error)) from None
 
     def _derived(self, name: str, columns: Columns, size: int) -> Any:
         expression = self._expressions[name]
@@ -434,28 +453,60 @@ def _choose(bounds: Any, drawn: Any) -> Any:
 
 
 def _drawn(draw: Draw, drawn: Any) -> Any:
-    """Values for numbers drawn evenly from [0, 1)."""
+    """Values for numbers drawn evenly from [0, 1).
+
+    Raises:
+        ValueError: nothing lies between the bounds, or a value is too large to be a whole number.
+    """
     if draw.shares is not None:
         return Coded(list(draw.shares), _choose(np.cumsum(list(draw.shares.values())), drawn))
     if draw.histogram is not None:
-        shares = np.asarray(draw.histogram.shares)
-        found = np.interp(drawn, np.concatenate([[0.0], np.cumsum(shares)]), draw.histogram.edges)
+        found = _of_histogram(draw, drawn)
     else:
-        assert draw.distribution is not None
-        made = frozen(draw.distribution, draw.params)
-        discrete = hasattr(made.dist, "pmf")
-        low, high = 0.0, 1.0
-        if draw.min is not None:
-            low = float(made.cdf(draw.min - 1 if discrete else draw.min))
-        if draw.max is not None:
-            high = float(made.cdf(draw.max))
-        found = made.ppf(low + drawn * (high - low))
+        found = _of_distribution(draw, drawn)
     if draw.min is not None or draw.max is not None:
-        found = np.clip(found, draw.min, draw.max)
+        found = np.clip(found, draw.min, draw.max)  # what rounding errors may have carried over
     if draw.round is not None:
         found = np.round(found, draw.round)
         if draw.round <= 0:
+            if len(found) and not (np.abs(found) < _WHOLE).all():
+                raise ValueError("a value is too large for a whole number; set max")
             found = found.astype(np.int64)
+    return found
+
+
+def _of_histogram(draw: Draw, drawn: Any) -> Any:
+    """Within the bounds, as if whatever lies beyond had been drawn again."""
+    assert draw.histogram is not None
+    edges = np.asarray(draw.histogram.edges, dtype=float)
+    bounds = np.concatenate([[0.0], np.cumsum(draw.histogram.shares)])
+    low = 0.0 if draw.min is None else float(np.interp(draw.min, edges, bounds))
+    high = 1.0 if draw.max is None else float(np.interp(draw.max, edges, bounds))
+    if high <= low:
+        raise ValueError("the histogram has nothing between min and max")
+    return np.interp(low + drawn * (high - low), bounds, edges)
+
+
+def _of_distribution(draw: Draw, drawn: Any) -> Any:
+    """Truncated to the bounds; from the upper end where those lie there, which is exact."""
+    assert draw.distribution is not None
+    made = frozen(draw.distribution, draw.params)
+    discrete = hasattr(made.dist, "pmf")
+    low = None if draw.min is None else (draw.min - 1 if discrete else draw.min)
+    if low is not None and made.cdf(low) > 0.5:
+        top = float(made.sf(low))
+        bottom = 0.0 if draw.max is None else float(made.sf(draw.max))
+        if top <= bottom:
+            raise ValueError(f"{draw.distribution} has nothing between min and max")
+        found = made.isf(top - drawn * (top - bottom))
+    else:
+        bottom = 0.0 if low is None else float(made.cdf(low))
+        top = 1.0 if draw.max is None else float(made.cdf(draw.max))
+        if top <= bottom:
+            raise ValueError(f"{draw.distribution} has nothing between min and max")
+        found = made.ppf(bottom + drawn * (top - bottom))
+    if not np.isfinite(found).all():
+        raise ValueError(f"{draw.distribution} gave a value that is not finite")
     return found
 
 
@@ -493,8 +544,23 @@ def save(table: pa.Table, path: Path) -> None:
             half.replace(path)  # nobody ever sees half a file
         finally:
             half.unlink(missing_ok=True)
-    except OSError as error:
+    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InvalidInputError(f"{path} can't be written: {error}") from None
+
+
+def refuse_to_replace_texts(path: Path) -> None:
+    """Complain if a stored population was written by a model: that has cost something.
+
+    Raises:
+        InvalidInputError: it was.
+    """
+    if path.is_file() and path.suffix == ".parquet":
+        schema = pq.read_schema(path)
+        if b"populace" in (schema.metadata or {}):
+            raise InvalidInputError(
+                f"{path} holds people whom a model has written; choose another name, or remove it "
+                "first"
+            )
 
 
 def _decoded(table: pa.Table) -> pa.Table:
@@ -514,4 +580,4 @@ def _write_lines(table: pa.Table, path: Path) -> None:
     with path.open("w", encoding="utf-8") as out:
         for batch in table.to_batches(10_000):
             for row in batch.to_pylist():
-                out.write(json.dumps(row, ensure_ascii=False) + "\n")
+                out.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")

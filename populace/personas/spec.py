@@ -37,7 +37,7 @@ def _check_shares(shares: dict[str, float], what: str) -> dict[str, float]:
     total = math.fsum(shares.values())
     if abs(total - 1) > _TOLERANCE:
         raise ValueError(f"{what} must add up to 1, not {total:.6g}")
-    return shares
+    return {name: share / total for name, share in shares.items()}
 
 
 def _texts(value: Any) -> Any:
@@ -61,7 +61,8 @@ class Histogram(Strict):
             )
         if any(b <= a for a, b in zip(self.edges, self.edges[1:], strict=False)):
             raise ValueError("the edges must rise")
-        _check_shares({str(i): s for i, s in enumerate(self.shares)}, "the shares")
+        checked = _check_shares({str(i): s for i, s in enumerate(self.shares)}, "the shares")
+        self.shares = list(checked.values())
         return self
 
 
@@ -217,9 +218,10 @@ class Joint(Strict):
     @field_validator("margins")
     @classmethod
     def _whole_margins(cls, value: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-        for name, shares in value.items():
-            _check_shares(shares, f"the shares of the margin {name!r}")
-        return value
+        return {
+            name: _check_shares(shares, f"the shares of the margin {name!r}")
+            for name, shares in value.items()
+        }
 
 
 class Households(Strict):

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from populace.personas.people import TEXT
-from populace.personas.sampling import save
+from populace.personas.sampling import refuse_to_replace_texts, save
 from shared.errors import InvalidInputError
 from shared.ids import check_token
 from shared.settings import Settings, load_settings
@@ -76,6 +76,9 @@ def store_people(
     if TEXT in renamed and not pa.types.is_string(table[TEXT].type):
         table = table.set_column(renamed.index(TEXT), TEXT, table[TEXT].cast(pa.string()))
     path = (settings or load_settings()).personas_dir / f"{name}.parquet"
+    if table.num_rows == 0:
+        raise InvalidInputError("there are no people in it")
+    refuse_to_replace_texts(path)
     save(table, path)
     return path
 

@@ -114,7 +114,7 @@ class EnrichRequest(PeopleRequest):
         return value
 
 
-JobState = Literal["writing", "finished", "failed", "cancelled"]
+JobState = Literal["checking", "writing", "finished", "failed", "cancelled"]
 
 
 class JobInfo(BaseModel):
@@ -153,7 +153,7 @@ class JobInfo(BaseModel):
     @property
     def over(self) -> bool:
         """Whether nothing more will happen to it."""
-        return self.state != "writing"
+        return self.state not in ("checking", "writing")
 
 
 class JobRecord(BaseModel):
@@ -163,6 +163,10 @@ class JobRecord(BaseModel):
     info: JobInfo
     generation: str = ""
     """Names this work apart from earlier work of the same name."""
+    owner: str = ""
+    """The service that sees to it at present; another takes over when it is gone."""
+    rows_apart: bool = False
+    """Whether the request's rows are in an entry of their own, ``<name>.rows``."""
     categories: dict[str, list[str]] = Field(default_factory=dict)
     """The population's categories by attribute, for the check of texts against rows."""
 
@@ -172,3 +176,10 @@ class JobRequest(Strict):
 
     name: str
     action: Literal["status", "cancel"] = "status"
+
+    @field_validator("name")
+    @classmethod
+    def _token(cls, value: str) -> str:
+        if not is_token(value):
+            raise ValueError("must be 1 to 64 characters of A-Z, a-z, 0-9, '_' and '-'")
+        return value

@@ -22,7 +22,7 @@ from populace.personas.spec import TEMPLATES, PopulationFile
 from populace.stack.stack import _instances
 from shared.bus import NatsBus
 from shared.errors import RemoteError
-from shared.messages.persona import EnrichRequest, JobInfo
+from shared.messages.persona import EnrichRequest, JobInfo, JobRecord
 from shared.messages.scenario import ModelSpec, ScriptSpec
 from shared.settings import Settings
 from tests.conftest import Broker, Services, start_service, unique, wait_until
@@ -78,6 +78,8 @@ async def test_what_cannot_be_sampled(services: Services) -> None:
         ({}, "give one of people, population and rows"),
         ({"people": "martians"}, "there are no people named 'martians'"),
         ({"people": "/etc/passwd"}, "outside the folders"),
+        ({"people": "template:../../../../etc/x"}, "there is no template"),
+        ({"population": {"attributes": {"x": {"derive": "1 if (2 > 1) else 'a' << 2"}}}}, "LShift"),
         ({"people": "education", "start": 5, "stop": 2}, "start and stop"),
         ({"people": "education", "size": 100_000}, "more than one message holds"),
         ({"population": {"attributes": {"x": {"shares": {"a": 0.5, "b": 0.3}}}}}, "add up to 1"),
@@ -359,6 +361,116 @@ async def test_a_cancelled_writing_goes_on(crew: Any, endpoint: Endpoint) -> Non
     ]
     assert len(set(prompts)) == 100
     assert len(prompts) <= 100 + 100  # prompts that waited in the queue are asked again
+
+
+async def test_texts_belong_to_their_rows(crew: Any, endpoint: Endpoint) -> None:
+    """After a stop, whoever has become another person is written anew."""
+    settings, start = crew
+    endpoint.respond = talkative
+    endpoint.delay = 0.1
+    start(QUICK)
+    bus = await NatsBus.connect(settings, settings.nats_url)
+    model = ModelSpec(backend="openai", base_url=endpoint.url, model="m", concurrency=4)
+    fields: dict[str, Any] = {"name": "changing", "model": model, "alike": None}
+
+    def rows(town: str) -> list[dict[str, Any]]:
+        return [{"number": f"n{i}", "town": town if i % 2 else "same"} for i in range(60)]
+
+    try:
+        writing = asyncio.ensure_future(write(bus, settings, rows=rows("old"), **fields))
+        await wait_until(lambda: len(endpoint.requests) > 24, 60, "the middle")
+        await people_job(bus, settings, "changing", cancel=True)
+        await writing
+        endpoint.delay = 0
+        info = await write(bus, settings, rows=rows("new"), **fields)
+        assert (info.state, info.written) == ("finished", 60), info
+        people = pq.read_table(info.file).to_pylist()
+        assert all(f"town: {p['town']}" in p["text"] for p in people)
+        # A finished population is looked at again, not believed:
+        info = await write(bus, settings, rows=rows("newer"), **fields)
+        assert (info.state, info.to_write) == ("finished", 30), info
+        people = pq.read_table(info.file).to_pylist()
+        assert all(f"town: {p['town']}" in p["text"] for p in people)
+    finally:
+        await bus.drain()
+
+
+async def test_a_foreman_that_was_away_gives_way(crew: Any, endpoint: Endpoint) -> None:
+    settings, start = crew
+    endpoint.respond = talkative
+    endpoint.delay = 0.2
+    first = start(QUICK)
+    bus = await NatsBus.connect(settings, settings.nats_url)
+    model = ModelSpec(backend="openai", base_url=endpoint.url, model="m", concurrency=10)
+    rows = [{"number": f"n{i}", "town": "A"} for i in range(300)]
+    bucket = await bus.bucket(settings.subjects.bucket_persona_jobs)
+
+    async def owner() -> str:
+        entry = await bucket.get("away")
+        return "" if entry is None else json.loads(entry.value)["owner"]
+
+    try:
+        writing = asyncio.ensure_future(
+            write(bus, settings, within=100, name="away", rows=rows, model=model, alike=None)
+        )
+        await wait_until(lambda: len(endpoint.requests) > 20, 60, "the beginning")
+        before = await owner()
+        second = start(QUICK)
+        await wait_for_instances(bus, settings.subjects.service_ping("persona_service"), 2)
+        first.send_signal(signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(30):
+                while await owner() == before:
+                    await asyncio.sleep(0.1)
+        finally:
+            first.send_signal(signal.SIGCONT)
+        info = await writing
+        assert second.poll() is None
+    finally:
+        await bus.drain()
+    assert (info.state, info.written) == ("finished", 300), info
+    assert None not in pq.read_table(info.file)["text"].to_pylist()
+
+
+async def test_what_no_service_has_in_hand_is_taken_up(services: Services, bus: NatsBus) -> None:
+    """A service died between writing down a work and queueing it."""
+    settings = services.settings()
+    name = unique("p")
+    request = EnrichRequest(name=name, people="education", size=5, model=SCRIPT)
+    record = JobRecord(request=request, info=JobInfo(name=name), generation="g-lost")
+    bucket = await bus.bucket(settings.subjects.bucket_persona_jobs)
+    await bucket.create(name, record.model_dump_json().encode())
+    info = await write(bus, settings, name=name, people="education", size=5, model=SCRIPT)
+    assert (info.state, info.written) == ("finished", 5)
+
+
+async def test_what_was_paid_for_outlives_a_full_disk(
+    services: Services, bus: NatsBus, endpoint: Endpoint
+) -> None:
+    endpoint.respond = talkative
+    name = unique("p")
+    fields: dict[str, Any] = {
+        "name": name,
+        "rows": [{"number": f"n{i}", "town": "A"} for i in range(5)],
+        "model": ModelSpec(backend="openai", base_url=endpoint.url, model="m"),
+        "alike": None,
+    }
+    blocked = services.personas / f"{name}.parquet"
+    blocked.mkdir()
+    info = await write(bus, services.settings(), **fields)
+    assert info.state == "failed"
+    assert "can't be written" in info.reason
+    asked = len(endpoint.requests)
+    blocked.rmdir()
+    info = await write(bus, services.settings(), **fields)
+    assert (info.state, info.written) == ("finished", 5)
+    assert len(endpoint.requests) == asked + 1  # the check of the model
+
+
+async def test_strange_rows(services: Services, bus: NatsBus) -> None:
+    rows = [{"age": 30.0}, {"age": float("nan")}, {"age": float("inf")}, {"age": None}]
+    info = await write(bus, services.settings(), name=unique("p"), rows=rows, model=SCRIPT)
+    assert (info.state, info.written) == ("finished", 4), info
 
 
 def test_frames_and_lists_are_people(tmp_path: Path) -> None:

@@ -382,3 +382,88 @@ def test_expressions(text: str, expected: list[Any]) -> None:
 def test_expressions_that_are_refused(text: str) -> None:
     with pytest.raises(InvalidInputError):
         Expression(text, ["a"])
+
+
+def drawn(attributes: dict[str, Any], size: int = 1000, **more: Any) -> pa.Table:
+    raw = {"name": "x", "size": size, "attributes": attributes, **more}
+    return Sampler(PopulationFile(raw)).rows()
+
+
+def test_expressions_leave_their_columns_alone() -> None:
+    numbers = {"distribution": "uniform", "params": {"scale": 100}}
+    columns = {"a": numbers, "b": numbers, "c": numbers}
+    plain = drawn(columns)
+    derived = drawn({**columns, "least": {"derive": "min(a, b, c)"}, "no": {"derive": "~(a > 50)"}})
+    assert derived.select(["a", "b", "c"]).equals(plain)
+    for row in derived.to_pylist():
+        assert row["least"] == min(row["a"], row["b"], row["c"])
+        assert (row["no"] == "yes") == (row["a"] <= 50)
+    both = drawn({**columns, "both": {"derive": "(a > 20) & (a < 60) | (b > 99)"}})
+    for row in both.to_pylist():
+        assert (row["both"] == "yes") == (20 < row["a"] < 60 or row["b"] > 99)
+    for text, complaint in (
+        ("sqrt(a, b)", "sqrt takes 1 values, not 2"),
+        ("a is 3", "operator Is"),
+        ("a << 2", "operator LShift"),
+        ("3j", "values are numbers and texts"),
+        ("max(*a)", "takes 1 or more"),
+    ):
+        with pytest.raises(PopulationError, match=complaint):
+            drawn({"a": numbers, "x": {"derive": text}})
+
+
+def test_bounds_truncate_rather_than_heap_up() -> None:
+    tail = drawn({"x": {"distribution": "norm", "params": {"loc": 42}, "min": 60, "max": 70}})
+    values = np.asarray(tail["x"])
+    assert ((values >= 60) & (values <= 70)).all()
+    assert len(np.unique(values)) > 900
+    histogram = {"edges": [0, 10, 20], "shares": [0.5, 0.5]}
+    cut = np.asarray(drawn({"x": {"histogram": histogram, "min": 5, "max": 12}})["x"])
+    assert (cut == 5).sum() + (cut == 12).sum() == 0
+    assert 0.6 < (cut < 10).mean() < 0.82  # five of seven parts
+    for fields, complaint in (
+        ({"distribution": "norm", "min": 400}, "nothing between min and max"),
+        ({"histogram": histogram, "min": 30}, "nothing between min and max"),
+        ({"distribution": "pareto", "params": {"b": 0.02}, "round": 0}, "whole number|not finite"),
+    ):
+        with pytest.raises(PopulationError, match=complaint):
+            drawn({"x": fields})
+
+
+def test_shares_within_the_tolerance_are_made_whole() -> None:
+    quotas = {"a": 0.3, "b": 0.3, "c": 0.3999995}
+    assert drawn({"x": {"quotas": quotas}}, 3_000_000).num_rows == 3_000_000
+
+
+def test_what_households_share_follows_from_what_they_share() -> None:
+    attributes = {
+        "job": {"shares": {"a": 0.5, "b": 0.5}},
+        "town": {"table": [{"when": {"job": "a"}, "shares": {"x": 1}}, {"shares": {"y": 1}}]},
+    }
+    households = {"sizes": {2: 1.0}, "shared": ["town"]}
+    with pytest.raises(PopulationError, match="'town' follows from 'job', which is not shared"):
+        drawn(attributes, households=households)
+    together = drawn(attributes, households={**households, "shared": ["job", "town"]}).to_pylist()
+    assert all(a["town"] == b["town"] for a, b in zip(together[::2], together[1::2], strict=True))
+
+
+def test_fit_of_people_from_elsewhere() -> None:
+    raw = {"name": "x", "size": 10, "attributes": {"a": {"quotas": {"u": 0.6, "v": 0.4}}}}
+    sampler = Sampler(PopulationFile(raw))
+    assert fit_report(sampler, sampler.rows()).margins[0].exact
+    one_sided = fit_report(sampler, pa.table({"a": ["u"] * 10}))
+    assert not one_sided.margins[0].exact
+    assert (one_sided.margins[0].p_value or 1) < 0.05
+    with pytest.raises(InvalidInputError, match="has 1 empty values"):
+        fit_report(sampler, pa.table({"a": ["u", None]}))
+
+
+def test_written_people_are_not_drawn_over(tmp_path: Path) -> None:
+    from populace.personas.sampling import refuse_to_replace_texts
+
+    path = tmp_path / "p.parquet"
+    save(pa.table({"a": [1]}), path)
+    refuse_to_replace_texts(path)
+    save(pa.table({"a": [1]}).replace_schema_metadata({b"populace": b"{}"}), path)
+    with pytest.raises(InvalidInputError, match="whom a model has written"):
+        refuse_to_replace_texts(path)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from populace.models.answering import Answerer
 from populace.models.backends.scripted import ScriptedBackend
 from populace.personas.writing.alike import alike, shingles, similarity
 from populace.personas.writing.checks import contradictions, flaw, number_of
@@ -69,6 +70,13 @@ def test_contradictions_are_found(text: str, attribute: str) -> None:
         "Your husband is a tall man.",
         "She works hard, and he does too.",
         "You live in the north, and travel to the south.",
+        "In your twenties you moved to a town by the sea.",
+        "Your father, now in his seventies, lives nearby.",
+        "You are the mother of a boy.",
+        "You are the wife of a businessman.",
+        "You like a 12-year-old whisky.",
+        "You often travel to the far south.",
+        "You clean floors at the local elementary school.",
         "你高中毕业,想读博士。",
         "你今年三十四岁。",
     ],
@@ -224,7 +232,8 @@ async def test_the_scripted_model_writes_texts_that_differ() -> None:
     backend = ScriptedBackend(
         ModelSpec(backend="scripted", script=ScriptSpec(text="{words}. {words}."))
     )
-    one = writer(backend.answer)
+    spec = ModelSpec(backend="scripted")
+    one = writer(Answerer(backend, spec).answer)
     texts = [(i, (await one.write(i, ROW)).background) for i in range(100)]
     assert alike(texts, 0.5) == {}
     assert all(len(text) >= 40 for _, text in texts)

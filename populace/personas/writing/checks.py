@@ -6,6 +6,7 @@ man"), and can't find what would have to be concluded. ``judge`` in the job adds
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -60,7 +61,13 @@ _KIN = (
     r"mother|father|husband|wife|partner|friend|dog|cat|car|house|company|firm)"
 )
 _AGES = (
-    re.compile(rf"\b{_NUMBER}[- ]years?[- ](?:old|of[- ]age)\b(?!(?: \w+)? {_KIN})", re.I),
+    # Of oneself: whisky, mothers and companies have ages as well.
+    re.compile(
+        rf"\b(?:you(?:'re| are)|as|being|now|currently|is|,)(?: (?!\d)[\w'-]+,?){{0,3}} "
+        rf"{_NUMBER}[- ]years?[- ](?:old|of[- ]age)\b(?!(?: \w+)? {_KIN})",
+        re.I,
+    ),
+    re.compile(rf"^\W*(?:an? )?{_NUMBER}[- ]years?[- ]old\b(?!(?: \w+)? {_KIN})", re.I),
     re.compile(
         rf"\byou(?:'re| are)(?: now| currently| just| only)? (?:aged )?{_NUMBER}"
         r"(?=[.,;]|$| and )",
@@ -73,7 +80,8 @@ _OF_OTHERS = re.compile(
     r"\b(?:your|his|her|their|my|our|when|since|was|were|until)\b[^.]{0,25}$", re.I
 )
 _DECADES = re.compile(
-    r"\bin (?:your|his|her|their) (?:early |mid-?|late )?"
+    r"\b(?:you(?:'re| are)|now|currently)(?: \w+){0,3} in (?:your|his|her|their) "
+    r"(?:early |mid-?|late )?"
     r"(teens|twenties|thirties|forties|fifties|sixties|seventies|eighties|nineties|\d0s)\b",
     re.I,
 )
@@ -91,7 +99,10 @@ _DECADE = {
 
 _HER = r"(?:woman|girl|lady|mother|grandmother|wife|daughter|sister|widow|female|businesswoman)"
 _HIS = r"(?:man|boy|gentleman|father|grandfather|husband|son|brother|widower|male|businessman)"
-_SELF = r"\b(?:you(?:'re| are| were born)|as|like any|being) (?:an?|the) (?:[\w'-]+,? ){0,4}?"
+_SELF = (
+    r"\b(?:you(?:'re| are| were born)|as|like any|being) (?:an?|the) "
+    r"(?:(?!of\b|to\b|for\b|from\b|with\b|and\b)[\w'-]+,? ){0,4}?"
+)
 _FEMALE = re.compile(
     rf"{_SELF}{_HER}\b|你是(?:一[个位名])?[^。,,]{{0,8}}(?:女性|女人|女孩|女士|母亲|妻子)", re.I
 )
@@ -125,12 +136,25 @@ _NOT_HELD = re.compile(
     r"instead of|pursu|toward|your \w+(?:'s)? |没有|未|想|希望|梦想|打算|将来)[^.。]{0,40}$",
     re.I,
 )
+_SCHOOLS = 2
+_WENT = re.compile(
+    r"\b(?:graduat|finish|complet|degree|diploma|educat|studi|study|attend|went to|go to)\w*\b"
+    r"[^.]{0,40}$",
+    re.I,
+)
 _EDUCATION = ("education", "degree", "schooling", "学历", "教育")
 _OCCUPATION = ("occupation", "job", "profession", "work", "职业", "工作")
 _WORKS_AS = re.compile(
     r"\byou(?:'re)? (?:now |currently )?(?:work|are employed|are working|earn your living) as "
     r"an? ([a-z][\w' -]{2,40}?)(?=[.,;]| (?:at|in|for|with|who|and|by|from|on|of|near)\b|$)",
     re.I,
+)
+
+
+_ONESELF = re.compile(
+    r"(?:\byou(?:'re| are| live| lived| come| came| grew up| were born| belong| hold| have been)\b|"
+    r"\byour (?:home|nationality|party|religion|occupation|job)\b|\bas an? |你[是住来])"
+    r"(?:(?!\bbut\b|\bwho\b|\bmarried to\b|\bfriends?\b)[^.;。])*$"
 )
 
 
@@ -193,7 +217,7 @@ def _chinese(text: str) -> int:
 
 def _age(row: Mapping[str, Any], text: str) -> Iterator[Contradiction]:
     column = next((c for c in ("age", "年龄") if isinstance(row.get(c), (int, float))), None)
-    if column is None:
+    if column is None or not math.isfinite(row[column]):
         return
     age = int(row[column])
     for pattern in _AGES:
@@ -205,6 +229,8 @@ def _age(row: Mapping[str, Any], text: str) -> Iterator[Contradiction]:
                 yield Contradiction(column, str(age), match.group(0).strip())
                 return
     for match in _DECADES.finditer(text):
+        if _OF_OTHERS.search(text[: match.start()].rpartition(".")[2]):
+            continue
         word = match.group(1).lower()
         decade = _DECADE.get(word) or int(word.rstrip("s"))
         if age // 10 * 10 != decade:
@@ -243,7 +269,11 @@ def _education(row: Mapping[str, Any], text: str) -> Iterator[Contradiction]:
         if rank <= own:
             continue
         for match in pattern.finditer(text):
-            if not _NOT_HELD.search(text[: match.start()]):
+            before = text[: match.start()].rpartition(".")[2]
+            # A school may be where someone works or lives; a degree is only ever held.
+            if rank <= _SCHOOLS and not _WENT.search(before) and match.group(0).isascii():
+                continue
+            if not _NOT_HELD.search(before):
                 yield Contradiction(column, row[column], match.group(0))
                 return
 
@@ -274,6 +304,8 @@ def _category(attribute: str, own: str, text: str, names: list[str]) -> Iterator
         if name.isascii() and len(name) < 4:
             continue
         edge = r"\b" if name.isascii() else ""
-        if re.search(rf"{edge}{re.escape(name.lower())}{edge}", low):
-            yield Contradiction(attribute, own, name)
-            return
+        for match in re.finditer(rf"{edge}{re.escape(name.lower())}{edge}", low):
+            # Said of oneself: anyone may travel to China, or know a lawyer.
+            if _ONESELF.search(low[: match.start()]):
+                yield Contradiction(attribute, own, name)
+                return

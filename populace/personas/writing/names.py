@@ -49,13 +49,12 @@ class Names:
             )
         self._faker = Faker(locale)
         self._seed = seed
+        self._family_first = locale[:2] in ("zh", "ja", "ko")
 
     def name(self, row_number: int, gender: str | None) -> str:
-        """One person's name."""
+        """One person's name: first and last, without titles, which might contradict the row."""
         digest = hashlib.blake2b(f"{self._seed}/{row_number}".encode(), digest_size=8).digest()
         self._faker.seed_instance(int.from_bytes(digest, "big"))
-        if gender == "female":
-            return str(self._faker.name_female())
-        if gender == "male":
-            return str(self._faker.name_male())
-        return str(self._faker.name())
+        first = getattr(self._faker, f"first_name_{gender}", self._faker.first_name)()
+        last = self._faker.last_name()
+        return f"{last}{first}" if self._family_first else f"{first} {last}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -211,6 +212,12 @@ class Writer:
         """32 bits that follow from seed, row and purpose alone."""
         told = f"{self._seed}/{row}/{turn}/{what}".encode()
         return int.from_bytes(hashlib.blake2b(told, digest_size=4).digest(), "big")
+
+
+def fingerprint(values: Mapping[str, Any]) -> str:
+    """Names a row by what it holds: a text belongs to no other."""
+    told = json.dumps(dict(values), sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
 
 def whole_sentences(text: str) -> str:
