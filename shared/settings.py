@@ -57,6 +57,8 @@ class Settings(BaseSettings):
     """Seconds after which a call without any sign of progress has failed."""
     model_timeout: float = Field(default=120.0, gt=0)
     """Seconds that one request to a model endpoint may take."""
+    model_patience: float = Field(default=60.0, ge=0)
+    """Seconds for which a model endpoint that can't be reached is waited for."""
     model_queue_timeout: float = Field(default=3600.0, gt=0)
     """Seconds that a prompt may wait for its answer, its place in the queue included."""
     model_concurrency: int = Field(default=256, ge=1)

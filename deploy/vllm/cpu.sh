@@ -37,10 +37,12 @@ path)
 serve)
     install
     port="${2:-8000}"
+    # Without chunked prefill: with it this build dies of requests that carry a seed.
     export VLLM_CPU_KVCACHE_SPACE="${VLLM_CPU_KVCACHE_SPACE:-1}" VLLM_CPU_NUM_OF_RESERVED_CPU=0
     "$work/venv/bin/python" -m vllm.entrypoints.openai.api_server --model "$model" \
         --served-model-name smollm2 --host 127.0.0.1 --port "$port" --dtype bfloat16 \
-        --max-model-len 2048 --max-num-seqs 64 --enforce-eager --enable-prefix-caching \
+        --max-model-len 2048 --max-num-seqs 64 --enforce-eager \
+        --no-enable-chunked-prefill --max-num-batched-tokens 32768 --enable-prefix-caching \
         --enable-prompt-tokens-details --structured-outputs-config \
         '{"backend": "xgrammar", "disable_any_whitespace": true}' >"$work/server.log" 2>&1 &
     server=$!

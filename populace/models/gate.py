@@ -59,13 +59,13 @@ class Gate:
     def take(self, count: int) -> None:
         """Use slots; a batch may take a few more than there are."""
         self.used += count
+        if self.free <= 0:
+            self._full = True
 
     def give_back(self, count: int = 1) -> None:
         """Requests were answered."""
         self.used -= count
         self._served += count
-        if self.free <= 0:
-            self._full = True
         self._freed.set()
         if not self._fixed and self._served >= self.slots:
             self._consider()

@@ -34,4 +34,5 @@ def make_backend(spec: ModelSpec, settings: Settings) -> Backend:
         spec.model or "",
         key=api_key(spec.api_key_env, settings),
         timeout=spec.timeout or settings.model_timeout,
+        patience=settings.model_patience,
     )

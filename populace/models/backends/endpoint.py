@@ -57,6 +57,8 @@ class Endpoint:
         self._session: aiohttp.ClientSession | None = None
         self._faults = 0
         self._until = 0.0
+        self._down_since: float | None = None
+        self._probing = False
         self._count_by: str | None = ""
 
     # Being there
@@ -64,6 +66,11 @@ class Endpoint:
     def away_for(self) -> float:
         """Seconds for which it is better left alone."""
         return max(0.0, self._until - time.monotonic())
+
+    @property
+    def down_for(self) -> float:
+        """Seconds for which it could not be reached, without a break; 0 if it can."""
+        return 0.0 if self._down_since is None else time.monotonic() - self._down_since
 
     def leave_alone(self, seconds: float) -> None:
         """It said so, or does not answer."""
@@ -94,6 +101,14 @@ class Endpoint:
             return await self._ask(self._session, request)
         finally:
             self.in_flight -= 1
+            self._probing = False
+
+    def may_probe(self) -> bool:
+        """Whether to try one that has been down for long: one request at a time, now and then."""
+        if self._probing or self.away_for > 0:
+            return False
+        self._probing = True
+        return True
 
     async def _ask(self, session: aiohttp.ClientSession, request: ModelRequest) -> ModelResponse:
         # A payload of its own kind spares aiohttp the search for one.
@@ -109,9 +124,12 @@ class Endpoint:
                 request, "timeout", f"{self.url} did not answer within {self._timeout:g} s", 0.0
             )
         except (aiohttp.ClientError, OSError) as error:
-            self._faults += 1
-            # Each further fault in a row, and it is left alone for longer.
-            self.leave_alone(min(_LONGEST_AWAY, _AWAY * 2 ** min(self._faults - 1, 6)))
+            if self._down_since is None:
+                self._down_since = time.monotonic()
+            if self.away_for <= 0:
+                # Each further fault in a row, and it is left alone for longer.
+                self.leave_alone(min(_LONGEST_AWAY, _AWAY * 2 ** min(self._faults, 6)))
+                self._faults += 1
             text_ = f"the model endpoint {self.url} can't be reached: {error!s}"
             return self.failed(request, "unreachable", text_, 0.0)
         except ValueError as error:
@@ -122,6 +140,7 @@ class Endpoint:
                 0.0,
             )
         self._faults = 0
+        self._down_since = None
         return self._answered(request, content)
 
     def _body(self, request: ModelRequest) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import fnmatch
 import hashlib
 import os
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,7 @@ class OpenAIBackend(Backend):
         model: the model's name there.
         key: sent as a bearer token; never logged.
         timeout: seconds that one request may take.
+        patience: seconds for which an endpoint that can't be reached is waited for.
         name: how results name this back end.
     """
 
@@ -67,10 +69,12 @@ class OpenAIBackend(Backend):
         *,
         key: str | None = None,
         timeout: float = 120.0,
+        patience: float = 60.0,
         name: str | None = None,
     ) -> None:
         self.name = name or f"openai:{model}"
         self._model = model
+        self._patience = patience
         urls = [base_url] if isinstance(base_url, str) else base_url
         self.endpoints = [Endpoint(u.rstrip("/"), model, key, timeout, self.name) for u in urls]
         self.on_pressure: Callable[[str], None] = lambda kind: None
@@ -117,9 +121,23 @@ class OpenAIBackend(Backend):
         return await self._choose(messages).count(messages)
 
     async def answer(self, request: ModelRequest) -> ModelResponse:
-        """Answer one prompt; passing faults are tried again a few times, elsewhere if there is."""
-        for attempt in range(1, _ATTEMPTS + 1):
+        """Answer one prompt; passing faults are tried again a few times, elsewhere if there is.
+
+        One that can't be reached at all is waited for, as long as ``patience`` says; when none
+        could be reached for that long, prompts fail at once until one is back.
+        """
+        began = time.monotonic()
+        attempt = 0
+        while True:
+            attempt += 1
             endpoint = self._choose(request.messages)
+            if endpoint.down_for > self._patience and not endpoint.may_probe():
+                return endpoint.failed(
+                    request,
+                    "unreachable",
+                    f"the model endpoint {endpoint.url} can't be reached for "
+                    f"{endpoint.down_for:.0f} s now",
+                )
             away = endpoint.away_for
             if away > 0:
                 # Full jitter keeps a crowd of retries from arriving together.
@@ -130,25 +148,31 @@ class OpenAIBackend(Backend):
             pause = response.details.pop(RETRY, None)
             if response.error_kind in ("rate_limit", "timeout"):
                 self.on_pressure(response.error_kind)
-            slow = response.error_kind == "timeout" and attempt >= _SLOW_ATTEMPTS
-            if pause is None or attempt == _ATTEMPTS or slow:
+            if pause is None or self._enough(response, endpoint, attempt, began):
                 break
-            if response.error_kind == "rate_limit" and pause > 0:
-                continue  # the endpoint said how long, and is left alone for that long
-            if len(self.endpoints) == 1 or response.error_kind != "unreachable":
-                spread = random.uniform(_PAUSE / 5, _PAUSE * 2 ** (attempt - 1))  # noqa: S311
+            if endpoint.away_for <= 0:
+                spread = random.uniform(_PAUSE / 5, _PAUSE * 2 ** min(attempt - 1, 6))  # noqa: S311
                 await asyncio.sleep(min(_LONGEST_PAUSE, max(pause, spread)))
         if response.error_kind == "context" and endpoint.context is not None:
             self.context = endpoint.context
         return response
 
+    def _enough(
+        self, response: ModelResponse, endpoint: Endpoint, attempt: int, began: float
+    ) -> bool:
+        """Whether a request was tried often enough."""
+        if endpoint.down_for > 0:
+            return time.monotonic() - began > self._patience
+        slow = response.error_kind == "timeout" and attempt >= _SLOW_ATTEMPTS
+        return slow or attempt >= _ATTEMPTS
+
     def _choose(self, messages: list[dict[str, Any]]) -> Endpoint:
         """The endpoint that has seen how this prompt begins, unless it is busy or away."""
         if len(self.endpoints) == 1:
             return self.endpoints[0]
-        there = [e for e in self.endpoints if e.away_for <= 0]
+        there = [e for e in self.endpoints if e.away_for <= 0 and e.down_for <= self._patience]
         if not there:
-            return min(self.endpoints, key=lambda e: e.away_for)
+            return min(self.endpoints, key=lambda e: (e.down_for > self._patience, e.away_for))
         share = (sum(e.in_flight for e in there) + 1) / len(there)
         free = [e for e in there if e.in_flight < share * _UNEVEN]
         begins = str(messages[0].get("content") or "")[:_PREFIX] if messages else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -95,13 +96,28 @@ async def test_refusals(  # type: ignore[no-untyped-def]
 
 
 async def test_a_dead_endpoint() -> None:
-    backend = OpenAIBackend("http://127.0.0.1:9", "m", timeout=2)
+    backend = OpenAIBackend("http://127.0.0.1:9", "m", timeout=2, patience=0.5)
     await backend.start()
     with pytest.raises(PopulaceError, match=r"http://127\.0\.0\.1:9 can't be reached"):
         await backend.check()
     response = await backend.answer(prompt())
     assert response.error_kind == "unreachable"
+    began = asyncio.get_running_loop().time()
+    responses = await asyncio.gather(*(backend.answer(prompt()) for _ in range(500)))
+    assert {r.error_kind for r in responses} == {"unreachable"}
+    assert asyncio.get_running_loop().time() - began < 6  # one probe at most; the rest at once
     await backend.close()
+
+
+async def test_an_endpoint_that_comes_back(endpoint: Endpoint, backend: OpenAIBackend) -> None:
+    down = OpenAIBackend("http://127.0.0.1:9", "m", timeout=2, patience=30)
+    await down.start()
+    waiting = asyncio.ensure_future(down.answer(prompt()))
+    await asyncio.sleep(0)
+    down.endpoints[0]._chat = backend.endpoints[0]._chat
+    assert (await waiting).text == "hello"
+    assert down.endpoints[0].down_for == 0
+    await down.close()
 
 
 async def test_a_slow_endpoint(endpoint: Endpoint) -> None:
