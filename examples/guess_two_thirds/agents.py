@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from math import inf
 from typing import Any
 
 import prompts
 
 from populace import Agent, Failure
+from populace.parsing import find_number
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w%]|\.\d|/\d)")
 _SCHEMA: dict[str, Any] = {
@@ -77,12 +79,13 @@ class Player(Agent):
 
     async def _read_number(self, text: str) -> float | None:
         """The number that a free answer settles on, or None."""
+        number = find_number(text, -inf, inf)
+        if number is not None:
+            return number
         found = numbers_in(text)
-        if len(found) == 1:
-            return found[0]
         if not found:
             return None
-        # Several: a model says which one is meant; it may only point at one that is there.
+        # Not said plainly: a model tells which is meant; it may only point at one that is there.
         answer = await self.model.ask(
             prompts.extraction(text),
             returns=_SCHEMA,
@@ -90,5 +93,5 @@ class Player(Agent):
             temperature=0.0,
             max_tokens=24,
         )
-        number = answer["number"]
-        return float(number) if number is not None and float(number) in found else None
+        meant = answer["number"]
+        return float(meant) if meant is not None and float(meant) in found else None

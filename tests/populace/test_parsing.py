@@ -1,0 +1,61 @@
+"""Numbers in free answers: found as a reader would, and none that isn't meant."""
+
+from __future__ import annotations
+
+import json
+from math import inf
+
+import pytest
+
+from populace.parsing import find_number
+from tests.conftest import ROOT
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("33", 33),
+        ("**42.5**", 42.5),
+        ("My number is 17.", 17),
+        ("I'll go with 12, since the others will pick 20.", 12),
+        ("The average will be 50, and 2/3 of that is 33. So my answer is 22.", 22),
+        ("I choose 22 because 2/3 of 33 is 22.", 22),
+        ("2/3 of the average", None),
+        ("The target is 2/3 of the average of all numbers from 0 to 100.", None),
+        ("50% of the players", None),
+        ("The 13th number will not work.", None),
+        ("It is 12:30 now.", None),
+        ("If you pick 5, I pick 6.", None),
+        ("I pick 5. I pick 7.", None),
+        ("I pick 5. No: my final answer is 7.", 7),
+        ("I can't.", None),
+        ("-1", None),
+        ("101", None),
+        ("1. Think of a number. 2. Divide it.", None),
+        ("", None),
+    ],
+)
+def test_what_an_answer_settles_on(text: str, number: float | None) -> None:
+    assert find_number(text, 0, 100) == number
+
+
+def test_numbers_outside_are_there_if_asked_for() -> None:
+    assert find_number("My number is 500.", -inf, inf) == 500
+
+
+def test_recorded_answers_of_a_small_model() -> None:
+    """Labelled by hand; every answer with a pick that was recorded, and some without."""
+    rows = [
+        json.loads(line)
+        for line in (ROOT / "tests/data/free_answers.jsonl").read_text().splitlines()
+    ]
+    right = false = missed = 0
+    for row in rows:
+        found = find_number(row["text"], 0, 100)
+        if found is not None and found == row["number"]:
+            right += 1
+            continue
+        false += found is not None
+        missed += row["number"] is not None
+    assert right / (right + false) > 0.97
+    assert right / (right + missed) > 0.88
