@@ -93,6 +93,7 @@ class Crew:
         self._opening = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_PARTS)
+        self.closing = False
         self.written = 0
         self.failed = 0
 
@@ -107,7 +108,7 @@ class Crew:
         )
         tidy = asyncio.ensure_future(self._tidy())
         try:
-            while True:
+            while not self.closing:
                 # One at a time, so that several services share what there is.
                 await self._slots.acquire()
                 taken = False
@@ -125,6 +126,7 @@ class Crew:
 
     async def close(self) -> None:
         """Give up what is under way: others will take it."""
+        self.closing = True
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -228,7 +230,7 @@ class Crew:
 
     async def _tidy(self) -> None:
         """Let go of populations that are complete, or not wanted any more."""
-        while True:
+        while not self.closing:
             await asyncio.sleep(_TIDY_EVERY)
             try:
                 for name, job in list(self._jobs.items()):

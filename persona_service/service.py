@@ -247,7 +247,7 @@ class PersonaService:
             subjects=(self._subjects.persona_job(),),
             ack_wait=ACK_WAIT,
         )
-        while True:
+        while not self._context.stopping.is_set():
             if len(self._foremen) >= _FOREMEN:
                 await asyncio.wait(self._foremen, return_when=asyncio.FIRST_COMPLETED)
                 continue
@@ -272,7 +272,7 @@ class PersonaService:
             alive.cancel()
 
     async def _always(self, work: Callable[[], Awaitable[None]]) -> None:
-        while True:
+        while not self._context.stopping.is_set():
             try:
                 await work()
             except PopulaceError as error:
@@ -326,6 +326,7 @@ class PersonaService:
         try:
             await self._context.stopping.wait()
         finally:
+            self._crew.closing = True
             for task in (*work, *self._foremen):
                 task.cancel()
             await asyncio.wait([*work, *self._foremen], timeout=5)

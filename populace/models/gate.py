@@ -2,18 +2,24 @@
 
 Throughput is measured over windows of about as many answers as there are slots. While a window with
 more slots served more per second, slots grow by half; once it doesn't, the best number so far
-is kept, and a little more is tried now and then. A 429 or a time-out takes a third of them.
+is kept, and a little more is tried now and then. Where a quarter of the attempts ends with a 429
+or a time-out, a third of the slots goes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 
 _FIRST = 16
 _GROWTH = 1.5
 _BETTER = 1.05
 _LESS = 0.67
+_CUT_EVERY = 1.0
+_MUCH, _SOME, _FEW = 0.25, 0.1, 3
+"""Shares of attempts under pressure from which slots are cut, and from which they don't grow; and
+signs of it that may be chance."""
 _WINDOW = 0.25
 _TRY_AGAIN = 20
 
@@ -34,8 +40,11 @@ class Gate:
         self.cap: int | None = None
         """This process's share of what the whole installation may have under way."""
         self._freed = asyncio.Event()
+        self._inside = 0
+        self._queue: deque[asyncio.Future[None]] = deque()
         self._since = time.monotonic()
         self._served = 0
+        self._pressed = 0
         self._full = False
         self._best_rate = 0.0
         self._best_slots = self.slots
@@ -43,10 +52,43 @@ class Gate:
         self._cut_at = 0.0
 
     @property
+    def limit(self) -> int:
+        """Requests that may be under way."""
+        return self.slots if self.cap is None else min(self.slots, self.cap)
+
+    @property
     def free(self) -> int:
-        """Slots that are free now."""
-        slots = self.slots if self.cap is None else min(self.slots, self.cap)
-        return slots - self.used
+        """Slots that nobody has taken."""
+        return self.limit - self.used
+
+    async def enter(self) -> None:
+        """Wait until one more request may really leave: batches take more than there is room for.
+
+        Every ``enter`` is followed by ``leave``.
+        """
+        if self._inside < self.limit and not self._queue:
+            self._inside += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave()  # it was let in, and does not want to any more
+            raise
+
+    def leave(self) -> None:
+        """A request is over."""
+        self._inside -= 1
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._queue and self._inside < self.limit:
+            turn = self._queue.popleft()
+            if not turn.done():
+                self._inside += 1
+                turn.set_result(None)
 
     async def wait(self) -> int:
         """Wait for a free slot; gives how many there are."""
@@ -74,12 +116,16 @@ class Gate:
         """Take no more than this share of the installation's."""
         self.cap = cap
         self._freed.set()
+        self._let_in()
 
     def pressure(self) -> None:
         """The endpoint asked for less, or did not answer in time."""
+        self._pressed += 1
         now = time.monotonic()
-        if self._fixed or now - self._cut_at < 1.0:
+        if self._fixed or now - self._cut_at < _CUT_EVERY:
             return  # one cut for what may be many signs of the same moment
+        if self._pressed < _MUCH * (self._pressed + self._served) or self._pressed < _FEW:
+            return
         self._cut_at = now
         self.slots = max(1, int(self.slots * _LESS))
         self._best_rate, self._best_slots = 0.0, self.slots
@@ -91,9 +137,10 @@ class Gate:
         if passed < _WINDOW:
             return
         rate, full = self._served / passed, self._full
+        pressed = self._pressed / (self._pressed + self._served)
         self._begin()
-        if not full:
-            return  # there was not enough to do, so the figure says nothing
+        if not full or pressed > _SOME:
+            return  # there was not enough to do, or more would not be welcome
         self._windows += 1
         if rate > self._best_rate * _BETTER:
             self._best_rate, self._best_slots = rate, self.slots
@@ -107,8 +154,10 @@ class Gate:
     def _grow(self) -> None:
         self.slots = min(self.most, max(self.slots + 1, int(self.slots * _GROWTH)))
         self._freed.set()
+        self._let_in()
 
     def _begin(self) -> None:
         self._since = time.monotonic()
         self._served = 0
+        self._pressed = 0
         self._full = self.free <= 0

@@ -104,7 +104,7 @@ class Pool:
             ack_wait=ACK_WAIT,
             max_waiting_acks=100_000,
         )
-        while True:
+        while not server.stopping:
             free = await self.gate.wait()
             # A message holds a few prompts; taking one at a time near the limit keeps this
             # worker from hoarding what others could answer.
@@ -167,7 +167,11 @@ class Pool:
 
     async def _answer(self, lot: _Lot, request: ModelRequest) -> None:
         try:
-            response = await self.serving.serve(request, lot.run, lot.terms)
+            await self.gate.enter()
+            try:
+                response = await self.serving.serve(request, lot.run, lot.terms)
+            finally:
+                self.gate.leave()
         except asyncio.CancelledError:
             raise
         except Exception as error:

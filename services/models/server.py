@@ -7,7 +7,6 @@ prompts to another after a while. Prompts of runs that are over are dropped.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import OrderedDict
 from typing import Any
 
@@ -31,6 +30,7 @@ _log = get_logger(__name__)
 _POOLS_EVERY = 0.5
 _SERVERS_TTL = 6.0
 _TOLD_EVERY = 2.0
+_END_WITHIN = 5.0
 _REMEMBERED_RUNS = 10_000
 
 
@@ -51,6 +51,11 @@ class ModelServer:
         self._shares: dict[str, int] = {}
         self.usage: KeyValue
         """The bucket of accounts."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the service is to end."""
+        return self.context.stopping.is_set()
 
     async def pool(self, spec: ModelSpec) -> Pool:
         """The pool of a model, started if needed.
@@ -91,7 +96,7 @@ class ModelServer:
         return held
 
     async def _pull(self, pool: Pool) -> None:
-        while True:
+        while not self.stopping:
             try:
                 await pool.pull()
             except PopulaceError as error:
@@ -125,7 +130,7 @@ class ModelServer:
     async def _share_slots(self) -> None:
         """Divide what the whole installation may have under way by those who serve a pool."""
         bucket = None
-        while True:
+        while not self.stopping:
             try:
                 bucket = bucket or await self.bus.bucket(
                     self.subjects.bucket_servers, ttl=_SERVERS_TTL
@@ -156,7 +161,7 @@ class ModelServer:
         """Serve pools that were registered, also by programs that asked for no check."""
         bucket = None
         failed: set[str] = set()
-        while True:
+        while not self.stopping:
             try:
                 bucket = bucket or await self.bus.bucket(self.subjects.bucket_pools)
                 for entry in await bucket.entries():
@@ -193,10 +198,12 @@ class ModelServer:
         try:
             await self.context.stopping.wait()
         finally:
-            for task in (*background, *self._pulls.values()):
+            tasks = [*background, *self._pulls.values()]
+            for task in tasks:
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            # With a bound, and loops that look for themselves: the client's publish can swallow a
+            # cancellation.
+            await asyncio.wait(tasks, timeout=_END_WITHIN)
             for pool in self._pools.values():
                 await pool.close()
 

@@ -91,3 +91,13 @@ class Town(Scenario):
     async def round(self, n: int) -> None:
         summary = await self.residents.who().reduce("mean", field="number")
         self.record(mean=summary.mean)
+
+
+class Asker(Agent):
+    """Asks its model, and passes on what it says."""
+
+    async def say(self) -> str:
+        return await self.model.ask("Say something.")
+
+    async def say_at_length(self, letters: int) -> str:
+        return await self.model.ask("word " * (letters // 5))

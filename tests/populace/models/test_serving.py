@@ -342,7 +342,9 @@ def test_a_gate_grows_while_that_serves_more(monkeypatch: pytest.MonkeyPatch) ->
     assert 40 <= gate.slots <= 160
     before = gate.slots
     gate.pressure()
-    gate.pressure()  # the same moment: one cut
+    assert gate.slots == before  # one may be chance
+    for _ in range(2 * before):
+        gate.pressure()  # the same moment: one cut
     assert gate.slots == int(before * 0.67)
     fixed = Gate(8, fixed=True)
     fixed.pressure()

@@ -1,0 +1,411 @@
+"""Models that misbehave, workers that die, limits, budgets, replays: counted at the endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from populace.answers import Results
+from populace.models.accounts import Accounts, Usage
+from populace.models.client import QueuedModels
+from populace.world import open_world
+from shared.bus import NatsBus
+from shared.messages.model import ModelRequest, Terms, pool_name
+from shared.messages.scenario import Limits, ModelSpec
+from shared.streams import ensure_streams
+from tests.conftest import Broker, Services, start_service, unique, wait_until
+from tests.endpoint import Endpoint, answer
+from tests.services.games import Asker
+from tests.services.test_runs import game, play
+
+
+def openai(endpoint: Endpoint, **more: Any) -> ModelSpec:
+    return ModelSpec(backend="openai", base_url=endpoint.url, model=unique("m"), **more)
+
+
+async def usage_of(bus: NatsBus, services: Services, run: str) -> Usage:
+    bucket = await bus.bucket(services.settings().subjects.bucket_usage)
+    accounts = Accounts()
+    for entry in await bucket.entries(f"{run}.>"):
+        accounts.take_json(entry.value)
+    return accounts.total()
+
+
+class Faulty:
+    """A server that does everything wrong now and then, by a seeded draw."""
+
+    def __init__(self) -> None:
+        self.random = random.Random(3)
+        self.seen = Counter[str]()
+        self.began = time.monotonic()
+
+    def respond(self, body: dict[str, Any]) -> web.StreamResponse:
+        if len(body["messages"][-1]["content"]) > 4000:
+            return self.say("too long", 400, "maximum context length is 1000 tokens")
+        storm = time.monotonic() - self.began < 0.5
+        draw = self.random.random()
+        if storm or draw < 0.08:
+            self.seen["429"] += 1
+            wait = {"Retry-After": "0.2"} if draw < 0.04 or storm else {}
+            return web.Response(status=429, headers=wait, text="slow down")
+        if draw < 0.16:
+            return self.say("500", 500, "oops")
+        if draw < 0.20:
+            self.seen["invalid"] += 1
+            return web.Response(text='{"choices": [', content_type="application/json")
+        if draw < 0.24:
+            return self.say("nothing", 200, "[]")
+        if draw < 0.30:
+            self.seen["usage"] += 1
+            wrong = {"prompt_tokens": -5, "completion_tokens": "many"}
+            choice = {"message": {"content": "fine"}, "finish_reason": "stop"}
+            return web.json_response({"choices": [choice], "usage": wrong})
+        self.seen["fine"] += 1
+        return answer("fine")
+
+    def say(self, kind: str, status: int, text: str) -> web.Response:
+        self.seen[kind] += 1
+        return web.Response(status=status, text=text)
+
+
+async def faulty_handler(endpoint: Endpoint, faulty: Faulty) -> Callable[..., Any]:
+    """Besides bad answers: slow ones, cut bodies, and connections that never say anything."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        endpoint.requests.append(body)
+        draw = faulty.random.random()
+        if draw < 0.01:
+            faulty.seen["silent"] += 1
+            await asyncio.sleep(2)
+        elif draw < 0.05:
+            faulty.seen["slow"] += 1
+            await asyncio.sleep(0.2)
+        elif draw < 0.09:
+            faulty.seen["cut"] += 1
+            response = web.StreamResponse(headers={"Content-Length": "500"})
+            await response.prepare(request)
+            await response.write(b'{"choices": [{"mess')
+            assert request.transport is not None
+            request.transport.abort()
+            return response
+        return faulty.respond(body)
+
+    return handle
+
+
+async def test_two_thousand_agents_and_a_faulty_server(services: Services) -> None:
+    faulty = Faulty()
+    endpoint = Endpoint()
+    app = web.Application(client_max_size=8 << 20)
+    app.router.add_post("/v1/chat/completions", await faulty_handler(endpoint, faulty))
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    endpoint.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    run = unique("r")
+    bus = await NatsBus.connect(services.settings(), services.broker.url)
+    try:
+        async with open_world(
+            services.settings(),
+            services.broker.url,
+            run=run,
+            seed=1,
+            workers=2,
+            models={"default": openai(endpoint, timeout=1.0)},
+        ) as world:
+            faulty.began = time.monotonic()
+            people = await world.population(Asker, count=2000)
+            answers: Results = await people.say()
+            usage = await usage_of(bus, services, run)
+    finally:
+        await bus.drain()
+        await runner.cleanup()
+    assert len(answers) == 2000
+    assert {a for a in answers.values if a is not None} == {"fine"}
+    kinds = {"model_rate_limit", "model_unreachable", "model_refused", "model_timeout"}
+    failures = Counter(error.kind for error in answers.errors.values())
+    assert set(failures) <= kinds, failures
+    assert failures.total() < 100
+    assert all(
+        faulty.seen[kind] > 0 for kind in ("429", "500", "invalid", "nothing", "usage", "cut")
+    )
+    assert faulty.seen["slow"] > 0
+    assert usage.requests == 2000
+    assert usage.failed == failures.total()
+    assert usage.attempts == len(endpoint.requests)
+    assert usage.estimated > 0
+
+
+async def test_long_prompts_are_cut_rather_than_refused(
+    services: Services, endpoint: Endpoint
+) -> None:
+    def respond(body: dict[str, Any]) -> web.Response:
+        if sum(len(m["content"]) for m in body["messages"]) > 4000:
+            return web.Response(status=400, text="maximum context length is 1000 tokens")
+        return answer("fine")
+
+    endpoint.respond = respond
+    async with open_world(
+        services.settings(),
+        services.broker.url,
+        run=unique("r"),
+        seed=1,
+        workers=1,
+        models={"default": openai(endpoint, max_tokens=100)},
+    ) as world:
+        people = await world.population(Asker, count=20)
+        answers = await people.say_at_length(9000)
+    assert list(answers) == ["fine"] * 20
+
+
+async def queue(bus: NatsBus, broker: Broker, spec: ModelSpec, terms: Terms | None = None) -> Any:
+    """A client of its own, as a worker has one."""
+    settings = broker.settings()
+    await ensure_streams(bus, settings.subjects)
+    pools = await bus.bucket(settings.subjects.bucket_pools)
+    await pools.put(pool_name(spec), spec.model_dump_json().encode())
+    models = QueuedModels(
+        bus, settings.subjects, {"default": spec}, unique("r"), timeout=60, terms=terms
+    )
+    await models.start()
+    return models
+
+
+def prompts(models: QueuedModels, count: int) -> list[ModelRequest]:
+    return [
+        ModelRequest(
+            models.next_number(), (1, "p", i, 1, 0), [{"role": "user", "content": f"number {i}"}]
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.fixture
+def three(own_broker: Callable[..., Broker], tmp_path: Path) -> Any:
+    """A broker, and model services that a test may kill; gives both, and starts one."""
+    broker = own_broker()
+    started = []
+
+    def start() -> Any:
+        module = "tests.services.quick_models"
+        started.append(start_service(module, broker, tmp_path / f"models{len(started)}.log"))
+        return started[-1]
+
+    yield broker, start
+    for process in started:
+        process.terminate()
+    for process in started:
+        process.wait(20)
+
+
+async def wait_for_services(bus: NatsBus, broker: Broker, count: int) -> None:
+    from populace.stack.stack import _instances
+
+    ping = broker.settings().subjects.service_ping("models")
+    async with asyncio.timeout(30):
+        while await _instances(bus, ping, f"{bus.process}.pings") < count:
+            await asyncio.sleep(0.05)
+
+
+async def test_three_services_keep_one_rate(three: Any, endpoint: Endpoint) -> None:
+    """600 a minute: after 12 seconds, within 2 per cent of 120, and never a burst."""
+    broker, start = three
+    for _ in range(3):
+        start()
+    times: list[float] = []
+
+    def respond(_: Any) -> web.Response:
+        times.append(time.monotonic())
+        return answer("fine")
+
+    endpoint.respond = respond
+    bus = await NatsBus.connect(broker.settings(), broker.url)
+    await wait_for_services(bus, broker, 3)
+    models = await queue(bus, broker, openai(endpoint, limits=Limits(requests_per_minute=600)))
+    waiting = [asyncio.ensure_future(models.request("default", r)) for r in prompts(models, 160)]
+    await wait_until(lambda: len(times) > 5, 30, "the first answers")
+    first = times[5]
+    await asyncio.sleep(12)
+    in_time = sum(1 for t in times if first < t <= first + 12)
+    assert 120 * 0.98 <= in_time <= 120 * 1.02
+    for start_at in times:
+        assert sum(1 for t in times if start_at <= t < start_at + 1) <= 12
+    responses = await asyncio.gather(*waiting)
+    assert {r.text for r in responses} == {"fine"}
+    assert len(times) == 160
+    await models.close()
+    await bus.drain()
+
+
+async def test_three_services_share_the_slots(three: Any, endpoint: Endpoint) -> None:
+    broker, start = three
+    for _ in range(3):
+        start()
+    endpoint.delay = 0.05
+    most = under_way = 0
+
+    original = endpoint.handle
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        nonlocal most, under_way
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await original(request)
+        finally:
+            under_way -= 1
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    endpoint.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    bus = await NatsBus.connect(broker.settings(), broker.url)
+    await wait_for_services(bus, broker, 3)
+    models = await queue(bus, broker, openai(endpoint, limits=Limits(concurrency=7)))
+    responses = await asyncio.gather(*(models.request("default", r) for r in prompts(models, 300)))
+    assert {r.text for r in responses} == {"hello"}
+    assert 4 <= most <= 7
+    await models.close()
+    await bus.drain()
+    await runner.cleanup()
+
+
+async def test_a_killed_worker_bills_nothing_twice(three: Any, endpoint: Endpoint) -> None:
+    """All are answered; what was answered and kept before the kill is not asked again."""
+    broker, start = three
+    first = start()
+    endpoint.delay = 0.3
+    endpoint.respond = lambda body: answer(body["messages"][-1]["content"])
+    bus = await NatsBus.connect(broker.settings(), broker.url)
+    models = await queue(bus, broker, openai(endpoint, concurrency=50))
+    waiting = [asyncio.ensure_future(models.request("default", r)) for r in prompts(models, 200)]
+    await wait_until(lambda: len(endpoint.requests) >= 125, 30, "the middle")
+    first.kill()
+    first.wait(10)
+    asked = len(endpoint.requests)
+    start()
+    responses = await asyncio.wait_for(asyncio.gather(*waiting), 60)
+    assert [r.text for r in responses] == [f"number {i}" for i in range(200)]
+    assert len(endpoint.requests) <= 200 + 56  # 50 slots, and a batch that may go beyond
+    again = Counter(b["messages"][-1]["content"] for b in endpoint.requests)
+    assert max(again.values()) <= 2
+    assert asked < 200
+    await models.close()
+    await bus.drain()
+
+
+async def test_the_broker_is_away_while_models_answer(
+    own_broker: Callable[..., Broker], tmp_path: Path, endpoint: Endpoint
+) -> None:
+    """Answers that were lost with a connection are found among those that were kept."""
+    broker = own_broker()
+    port = int(broker.url.rpartition(":")[2])
+    service = start_service("tests.services.quick_models", broker, tmp_path / "models.log")
+    endpoint.delay = 1.0
+    bus = await NatsBus.connect(broker.settings(), broker.url)
+    models = await queue(bus, broker, openai(endpoint, concurrency=40))
+    waiting = [asyncio.ensure_future(models.request("default", r)) for r in prompts(models, 40)]
+    await wait_until(lambda: len(endpoint.requests) >= 40, 30, "the requests")
+    broker.process.kill()
+    broker.process.wait()
+    await asyncio.sleep(1.5)
+    own_broker(port)
+    began = time.monotonic()
+    responses = await asyncio.wait_for(asyncio.gather(*waiting), 50)
+    assert {r.text for r in responses} == {"hello"}
+    assert time.monotonic() - began < 30
+    assert len(endpoint.requests) <= 80
+    await models.close()
+    await bus.drain()
+    service.terminate()
+    service.wait(20)
+
+
+# Whole runs
+def asking(endpoint: Endpoint, **more: Any) -> dict[str, Any]:
+    model = openai(endpoint, price={"input": 1.0, "output": 10.0}).model_dump(
+        mode="json", exclude_none=True
+    )
+    model.pop("engine")
+    found = game(params={"ask": True}, agents={"count": 60, "workers": 2}, rounds=3)
+    return {**found, "models": {"default": model}, **more}
+
+
+async def test_a_budget_ends_a_run_and_says_where(services: Services, endpoint: Endpoint) -> None:
+    outcome = await play(services, asking(endpoint, budget={"tokens": 14 * 100}))
+    assert outcome.state == "cancelled"
+    assert "budget (1,400 tokens) is spent" in outcome.reason
+    assert "in round 2" in outcome.reason
+    manifest = json.loads((services.runs / outcome.run / "manifest.json").read_text())
+    total = manifest["usage"]["total"]
+    spent = total["tokens_in"] + total["tokens_out"]
+    assert 1400 <= spent <= 1400 + 14 * 8
+    assert total["requests"] == spent // 14
+    assert total["money"] == pytest.approx(spent / 14 * (11 * 1 + 3 * 10) / 1e6)
+    assert len(outcome.rows) == 2
+    assert outcome.rows[1].failures["model_budget"] == 120 - total["requests"]
+    for budget in ({"requests": 70}, {"money": 70 * 41 / 1e6}):
+        outcome = await play(services, asking(endpoint, budget=budget))
+        assert outcome.state == "cancelled"
+        assert 70 <= outcome.rows[0].answers + outcome.rows[1].answers <= 78
+
+
+async def test_a_second_run_is_served_from_the_first(
+    services: Services, endpoint: Endpoint
+) -> None:
+    endpoint.respond = lambda body: answer(f"seed {body['seed']}")
+    scenario = asking(endpoint, cache="read-write")
+    first = await play(services, scenario)
+    assert first.state == "finished"
+    asked = len(endpoint.requests)
+    assert asked == 180 + 1  # and the check
+    # The same endpoint, but it must not be asked:
+    second = await play(services, {**scenario, "cache": "replay"})
+    assert second.state == "finished", second.reason
+    assert len(endpoint.requests) == asked + 1
+    import pyarrow.parquet as pq
+
+    columns = ["round", "agent", "value", "answer", "error"]
+    tables = [
+        pq.read_table(services.runs / o.run / "answers.parquet", columns=columns)
+        for o in (first, second)
+    ]
+    assert tables[0].equals(tables[1])
+    assert len(set(tables[0]["answer"].to_pylist())) == 180
+    assert second.rows[0].usage == {"kept": 60}
+    third = await play(services, {**scenario, "cache": "replay", "seed": 77})
+    assert third.state == "failed"
+    assert "no answer to this prompt was kept" in third.reason
+
+
+async def test_an_estimate_is_near_what_is_counted(services: Services) -> None:
+    from populace.estimate import estimate
+    from populace.scenario_file import load_class, read_scenario
+    from shared.code import CodeLoader
+    from tests.conftest import ROOT
+
+    file = read_scenario(
+        ROOT / "examples/guess_two_thirds/dummy.yaml", {"agents.count": 500, "rounds": 4}
+    )
+    settings = services.settings()
+    cls, params = load_class(file.spec, CodeLoader(settings.prefixes, [ROOT]), file)
+    found = await estimate(file.spec, cls, params, settings)
+    outcome = await play(services, file.spec.model_dump(mode="json", exclude_none=True))
+    assert outcome.state == "finished", outcome.reason
+    total = Usage()
+    for row in outcome.rows:
+        total.merge(row.usage)
+    assert found.requests == total.requests == 2000
+    assert found.tokens == pytest.approx(total.tokens_in + total.tokens_out, rel=0.15)
