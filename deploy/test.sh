@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs if needed, then runs the tests.
-#   deploy/test.sh [options of pytest]
+#   deploy/test.sh [--vllm] [options of pytest]
+# --vllm adds those with a real vLLM on the CPU, for which it makes an environment (3.5 GB).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 deploy/install.sh dev

@@ -29,6 +29,18 @@ from tests.endpoint import Endpoint, serving
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--vllm``: run the tests that need a vLLM environment as well."""
+    parser.addoption("--vllm", action="store_true", help="also run the tests with a real vLLM")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--vllm"):
+        asked_for = [item for item in items if "vllm" not in item.keywords]
+        config.hook.pytest_deselected(items=[i for i in items if i not in asked_for])
+        items[:] = asked_for
+
+
 @dataclass
 class Broker:
     """A real nats-server of the tests' own."""

