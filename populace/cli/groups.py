@@ -20,7 +20,7 @@ def grouped(path: Path, by: str) -> list[dict[str, Any]]:
         by: the column.
 
     Returns:
-        ``{"round", by, "answers", "failed", "mean", "deviation"}``, by round and value.
+        ``{"round", by, "answers", "failed", "mean", "deviation", "tokens"}``, by round and value.
 
     Raises:
         InvalidInputError: there is no such file or column.
@@ -35,7 +35,13 @@ def grouped(path: Path, by: str) -> list[dict[str, Any]]:
         )
     table = table.append_column("_failed", pc.is_valid(table["error"]).cast(pa.int64()))
     found = table.group_by(["round", by]).aggregate(
-        [("agent", "count"), ("_failed", "sum"), ("value", "mean"), ("value", "stddev")]
+        [
+            ("agent", "count"),
+            ("_failed", "sum"),
+            ("value", "mean"),
+            ("value", "stddev"),
+            ("tokens", "sum"),
+        ]
     )
     rows = [
         {
@@ -45,6 +51,7 @@ def grouped(path: Path, by: str) -> list[dict[str, Any]]:
             "failed": row["_failed_sum"],
             "mean": row["value_mean"],
             "deviation": row["value_stddev"],
+            "tokens": row["tokens_sum"],
         }
         for row in found.to_pylist()
     ]

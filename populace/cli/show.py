@@ -281,7 +281,7 @@ def show_estimate(found: Estimate) -> None:
 def show_groups(by: str, groups: list[dict[str, Any]]) -> None:
     """Answers by a column."""
     table = Table(title=f"answers by {escape(by)}", box=box.SIMPLE_HEAD)
-    for heading in ("round", by, "answers", "failed", "mean", "deviation"):
+    for heading in ("round", by, "answers", "failed", "mean", "deviation", "tokens"):
         table.add_column(heading, justify="left" if heading == by else "right")
     for row in groups:
         table.add_row(*(number(value) for value in row.values()))

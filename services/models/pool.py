@@ -80,6 +80,9 @@ class Pool:
         self.failed = 0
         self.pressed = 0
         """Attempts that ended with a 429 or a time-out."""
+        self.queued, self.oldest = 0, 0.0
+        """Messages of prompts that wait or are under way, in all services, and the oldest's age in
+        seconds."""
         self.latencies: deque[float] = deque(maxlen=_LATENCIES)
         """Seconds that the last answers took."""
         self._kept = KeptAnswers(server.bus, server.subjects)
@@ -292,6 +295,8 @@ class Pool:
             "backend": self.backend.name,
             "slots": self.gate.slots,
             "under_way": self.gate.used,
+            "queued": self.queued,
+            "oldest": round(self.oldest, 3),
             "answered": self.answered,
             "failed": self.failed,
             "pressed": self.pressed,

@@ -127,6 +127,18 @@ class ModelServer:
             for pool in self._pools.values():
                 pool.send_again()
 
+    async def _watch_queues(self) -> None:
+        """How much waits in each pool's queue, and for how long: the sign that more are needed."""
+        while not self.stopping:
+            for name, pool in list(self._pools.items()):
+                try:
+                    pool.queued, pool.oldest = await self.bus.held(
+                        self.subjects.stream_models, self.subjects.model_queue(name)
+                    )
+                except BusError as error:
+                    _log.warning("a queue can't be looked at", pool=name, error=str(error))
+            await asyncio.sleep(_TOLD_EVERY)
+
     async def _share_slots(self) -> None:
         """Divide what the whole installation may have under way by those who serve a pool."""
         bucket = None
@@ -193,6 +205,7 @@ class ModelServer:
         background = [
             asyncio.ensure_future(self._watch_pools()),
             asyncio.ensure_future(self._share_slots()),
+            asyncio.ensure_future(self._watch_queues()),
         ]
         _log.info("model service is up")
         try:

@@ -295,6 +295,16 @@ class Bus(abc.ABC):
         """
 
     @abc.abstractmethod
+    async def held(self, stream: str, subject: str) -> tuple[int, float]:
+        """How many messages the stream holds on a subject, and how old the oldest is, in seconds.
+
+        Of a work queue those count that are not acknowledged yet.
+
+        Raises:
+            BusError: there is no such stream, or no answer.
+        """
+
+    @abc.abstractmethod
     async def purge(self, stream: str, subject: str, *, before: int = 0) -> None:
         """Remove what the stream holds on a subject (wildcards as usual).
 

@@ -549,6 +549,11 @@ class MemoryBus(Bus):
                 return Message(stored.subject, stored.data, "", stored.headers)
         return None
 
+    async def held(self, stream: str, subject: str) -> tuple[int, float]:
+        """See ``Bus.held``."""
+        found = [s for s in self._stream(stream).messages.values() if s.subject == subject]
+        return len(found), time.monotonic() - found[0].at if found else 0.0
+
     async def purge(self, stream: str, subject: str, *, before: int = 0) -> None:
         """See ``Bus.purge``."""
         held = self._stream(stream)

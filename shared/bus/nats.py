@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import math
 import time
 from collections import deque
@@ -658,6 +659,21 @@ class NatsBus(Bus):
         except (TimeoutError, nats.errors.Error) as error:
             raise BusError(f"the stream {stream!r} can't be read: {error}") from error
         return Message(subject, found.data or b"", "", found.headers)
+
+    async def held(self, stream: str, subject: str) -> tuple[int, float]:
+        """See ``Bus.held``."""
+        try:
+            info = await self._js.stream_info(stream, subjects_filter=subject)
+            count = (info.state.subjects or {}).get(subject, 0)
+            if not count:
+                return 0, 0.0
+            first = await self._js.get_msg(stream, seq=1, subject=subject, next=True)
+        except nats.js.errors.NotFoundError:
+            return 0, 0.0  # taken in between, or there is no such stream
+        except (TimeoutError, nats.errors.Error) as error:
+            raise BusError(f"the stream {stream!r} can't be read: {error}") from error
+        age = dt.datetime.now(dt.UTC) - first.time if first.time is not None else dt.timedelta()
+        return count, max(0.0, age.total_seconds())
 
     async def purge(self, stream: str, subject: str, *, before: int = 0) -> None:
         """See ``Bus.purge``."""

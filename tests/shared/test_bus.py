@@ -381,3 +381,26 @@ async def test_a_stream_that_keeps_refuses_what_it_cannot_hold(bus_maker: Maker)
     assert refused >= 10
     first = await bus.last(name, f"{name}.a")
     assert first is not None
+
+
+async def test_what_a_queue_holds(bus_maker: Maker) -> None:
+    bus = await bus_maker()
+    name = unique()
+    await bus.ensure_stream(StreamSpec(name, (f"{name}.>",), work_queue=True, max_bytes=1 << 20))
+    assert await bus.held(name, f"{name}.a") == (0, 0.0)
+    for _ in range(3):
+        await bus.append(f"{name}.a", b"x")
+    await bus.append(f"{name}.b", b"x")
+    count, age = await bus.held(name, f"{name}.a")
+    assert count == 3
+    assert 0 <= age < 5
+    consumer = await bus.consumer(name, durable="d", subjects=(f"{name}.a",))
+    for delivery in await consumer.fetch(2, timeout=2):
+        await delivery.ack()
+
+    async def left() -> int:
+        return (await bus.held(name, f"{name}.a"))[0]
+
+    async with asyncio.timeout(10):
+        while await left() != 1:
+            await asyncio.sleep(0.01)
