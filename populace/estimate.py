@@ -113,8 +113,8 @@ def _silent(model: ModelSpec, answer_tokens: int) -> ModelSpec:
     else:
         tokens = min(answer_tokens, model.max_tokens)
         words = _WORD * max(1, tokens * _LETTERS_PER_TOKEN // len(_WORD))
-        # A number at its end, for scenarios that look for one.
-        script = ScriptSpec(text=f"{words}{{number}}")
+        # A number is named at its end, for scenarios that look for one.
+        script = ScriptSpec(text=f"{words.rstrip()}. My number is {{number}}.")
     return ModelSpec(
         backend="scripted",
         script=script,

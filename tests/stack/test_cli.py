@@ -384,3 +384,33 @@ def test_answers_by_education(shell: Shell, services: Services) -> None:
     code, out, _ = shell.run("results", run, "--by", "education", **more)
     assert code == 0
     assert all(level in out for level in ("elementary school", "high school", "Ph.D."))
+
+
+def test_an_estimate_needs_no_services(shell: Shell) -> None:
+    prices = shell.folder / "prices.yaml"
+    prices.write_text("big: {input: 2, output: 10}\n")
+    model = '{backend: openai, base_url: "http://127.0.0.1:9", model: big}'
+    more = {"POPULACE_PRICES": str(prices)}
+    arguments = ("estimate", DUMMY, "--agents", "1000", "--set", f"models.default={model}")
+    code, out, err = shell.run(*arguments, "--json", **more)
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["agents"], found["requests"]) == (1000, 2000)
+    expected = (found["tokens_in"] * 2 + found["tokens_out"] * 10) / 1e6
+    assert abs(found["money"] - expected) < 1e-3 * expected
+    code, out, _ = shell.run(*arguments)
+    assert code == 0
+    assert "money:    not known" in out
+    prices.write_text("big: {input: dear}\n")
+    code, _, err = shell.run(*arguments, **more)
+    assert code == 2
+    assert "price table" in one_sentence(err)
+    for pair, complaint in (
+        ("budget={tokens: 0}", "budget.tokens"),
+        ("budget={}", "give tokens, money or requests"),
+        ("cache=sometimes", "cache"),
+        ("models={default: {mixture: {weights: {a: 1}}}}", "mixes a model 'a'"),
+    ):
+        code, _, err = shell.run("check", DUMMY, "--set", pair)
+        assert code == 2
+        assert complaint in one_sentence(err)
