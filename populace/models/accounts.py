@@ -63,7 +63,7 @@ class Usage:
             self.refused += 1
             return
         self.requests += 1
-        self.attempts += int(details.get("attempts", 1)) + ("repaired" in details)
+        self.attempts += int(details.get("attempts", 1))
         self.failed += bool(response.error_kind)
         self.tokens_in += response.tokens_in
         self.tokens_out += response.tokens_out

@@ -40,10 +40,13 @@ class Answerer:
     async def _fitting(self, request: ModelRequest) -> ModelResponse:
         """Ask with a prompt that the model can take; smaller ones if it says that it can't."""
         limit = self._spec.context or self.backend.context
+        before = 0
         if limit is None:
             response = await self.backend.timed_answer(request)
             if response.error_kind != "context":
                 return response
+            before = attempts_of(response)
+            limit = int(_SMALLER * (response.details.get("limit") or _guess(request)))
         policy = self._spec.memory.policy
         for _ in range(_REFITS):
             fitted = await fit_prompt(
@@ -61,11 +64,15 @@ class Answerer:
                     error_kind="context",
                     error=f"prompt and answer would take more than the {limit:,} tokens that the "
                     "model can take, and the policy of its memory is 'none'",
+                    details={"attempts": before},
                 )
             asked = request
             if fitted.messages is not request.messages or fitted.max_tokens != request.max_tokens:
                 asked = replace(request, messages=fitted.messages, max_tokens=fitted.max_tokens)
             response = await self.backend.timed_answer(asked)
+            before += attempts_of(response)
+            if before > 1:
+                response.details["attempts"] = before
             if fitted.shortened:
                 response.details["shortened"] = fitted.shortened
             if fitted.cut:
@@ -92,13 +99,24 @@ class Answerer:
         second.tokens_in += first.tokens_in
         second.tokens_out += first.tokens_out
         second.seconds += first.seconds
-        second.details = {**first.details, **second.details, "repaired": True}
+        attempts = attempts_of(first) + attempts_of(second)
+        second.details = {
+            **first.details,
+            **second.details,
+            "repaired": True,
+            "attempts": attempts,
+        }
         if second.error_kind:
             # The first answer is the one that was asked for; the row shows what it was.
             second.text = first.text
             second.error_kind, second.error = first.error_kind, first.error
             second.details["repaired"] = False
         return second
+
+
+def attempts_of(response: ModelResponse) -> int:
+    """How many requests left for it."""
+    return int(response.details.get("attempts", 1))
 
 
 def _guess(request: ModelRequest) -> int:

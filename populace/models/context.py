@@ -115,6 +115,8 @@ async def _tokens(messages: list[dict[str, Any]], max_tokens: int, limit: int, c
 
 def _cut_longest(messages: list[dict[str, Any]]) -> bool:
     """Take a third out of the middle of the longest message; False if none is worth it."""
+    if not messages:
+        return False
     place = max(range(len(messages)), key=lambda i: len(str(messages[i].get("content") or "")))
     text = str(messages[place].get("content") or "")
     if len(text) < 8 * len(_CUT):

@@ -15,12 +15,15 @@ from populace.models.context import estimate_messages, latest
 from populace.models.mixture import chosen
 from populace.models.structured import schema_problem
 from shared.errors import InvalidInputError
+from shared.logs import get_logger
 from shared.messages.model import ModelRequest, ModelResponse
 from shared.messages.scenario import ModelSpec
 
 if TYPE_CHECKING:
     from populace.agent import Agent
     from populace.models.client import ModelClient
+
+_log = get_logger(__name__)
 
 _USUAL_CONTEXT = 4096
 _SUM_UP = (
@@ -166,11 +169,18 @@ class ModelHandle:
         recent = latest(memory.messages, budget // 2)
         older = memory.messages[: len(memory.messages) - len(recent)]
         told = "\n".join(f"{m['role']}: {m['content']}" for m in older)
-        response = await self.generate(
-            [{"role": "user", "content": f"{_SUM_UP}\n---\n{told}\n---"}],
-            model=model,
-            max_tokens=max(32, budget // 4),
-        )
+        try:
+            response = await self.generate(
+                [{"role": "user", "content": f"{_SUM_UP}\n---\n{told}\n---"}],
+                model=model,
+                max_tokens=max(32, budget // 4),
+            )
+        except ModelFailure as failure:
+            # The question itself may still be answered: what does not fit is left out of it.
+            _log.warning(
+                "a memory could not be summed up", agent=str(self._agent), error=str(failure)
+            )
+            return
         summary: ChatMessage = {"role": "user", "content": f"{_SO_FAR} {response.text.strip()}"}
         memory.messages[:] = [summary, *recent]
 

@@ -92,9 +92,11 @@ class Pool:
         self._sent: deque[tuple[float, str, bytes]] = deque()
         self._sent_bytes = 0
 
-    def _pressed(self, kind: str) -> None:
+    def _pressed(self, kind: str, seconds: float) -> None:
         self.pressed += 1
         self.gate.pressure()
+        if seconds > 0 and self.serving.limiter is not None:
+            self._start(self.serving.limiter.pause(seconds))  # nobody sends meanwhile
 
     # Taking
     async def pull(self) -> None:
@@ -140,7 +142,13 @@ class Pool:
         alive = asyncio.ensure_future(self._keep_alive(lot.delivery))
         try:
             if lot.delivery.attempt > 1:
-                requests = await self._without_kept(lot, requests)
+                try:
+                    requests = await self._without_kept(lot, requests)
+                except BusError as error:
+                    # Not acknowledged: it comes again.
+                    _log.warning("kept answers can't be read", run=lot.run, error=str(error))
+                    self.gate.give_back(len(requests))
+                    return
             if lot.delivery.attempt > _MAX_DELIVERIES:
                 text = f"its model worker died {lot.delivery.attempt - 1} times while answering it"
                 for request in requests:
@@ -230,6 +238,10 @@ class Pool:
     async def _count(self, runs: set[str]) -> None:
         """Write the accounts down before the answers leave: whoever has one finds it counted."""
         for run in runs:
+            if run in self._server.over:
+                # Stragglers: what was written before is more, and must not be replaced.
+                self.serving.accounts.pop(run, None)
+                continue
             accounts = self.serving.accounts.get(run)
             if accounts is not None:
                 try:

@@ -319,7 +319,7 @@ def test_populations_are_drawn_stored_and_shown(shell: Shell) -> None:
     assert "education" in shell.run("personas", "show")[1]
     code, out, _ = shell.run("personas", "fit", "education", "personas/education.parquet")
     assert code == 0
-    assert "exact" not in out  # 500 people, where the file asks for 1,000
+    assert "exact" in out
     for arguments, complaint in (
         (("sample", "nowhere.yaml"), "nowhere.yaml: there is no such file"),
         (("sample", "education", "--out", "people.xlsx"), "the ending must be"),

@@ -77,8 +77,9 @@ class OpenAIBackend(Backend):
         self._patience = patience
         urls = [base_url] if isinstance(base_url, str) else base_url
         self.endpoints = [Endpoint(u.rstrip("/"), model, key, timeout, self.name) for u in urls]
-        self.on_pressure: Callable[[str], None] = lambda kind: None
-        """Told of "rate_limit" and "timeout", whenever an attempt ends so."""
+        self.on_pressure: Callable[[str, float], None] = lambda kind, seconds: None
+        """Told of "rate_limit" and "timeout", whenever an attempt ends so, and of the seconds for
+        which the endpoint wants to be left alone."""
 
     async def start(self) -> None:
         """Open connection pools; no endpoint is asked yet."""
@@ -132,12 +133,14 @@ class OpenAIBackend(Backend):
             attempt += 1
             endpoint = self._choose(request.messages)
             if endpoint.down_for > self._patience and not endpoint.may_probe():
-                return endpoint.failed(
+                response = endpoint.failed(
                     request,
                     "unreachable",
                     f"the model endpoint {endpoint.url} can't be reached for "
                     f"{endpoint.down_for:.0f} s now",
                 )
+                response.details["attempts"] = attempt - 1
+                return response
             away = endpoint.away_for
             if away > 0:
                 # Full jitter keeps a crowd of retries from arriving together.
@@ -147,7 +150,7 @@ class OpenAIBackend(Backend):
                 response.details["attempts"] = attempt
             pause = response.details.pop(RETRY, None)
             if response.error_kind in ("rate_limit", "timeout"):
-                self.on_pressure(response.error_kind)
+                self.on_pressure(response.error_kind, pause or 0.0)
             if pause is None or self._enough(response, endpoint, attempt, began):
                 break
             if endpoint.away_for <= 0:
