@@ -16,7 +16,6 @@ from typing import Annotated
 import typer
 
 from populace.cli import personas, show
-from populace.cli.groups import grouped
 from populace.cli.runs import Outcome, cancel, find_run, follow, list_runs, submit
 from populace.cli.session import (
     BAD_INPUT,
@@ -413,7 +412,11 @@ def results(
         ) from None
     except ValueError as error:
         raise InvalidInputError(f"the files in {folder} can't be read: {error}") from None
-    groups = None if by is None else grouped(folder / "answers.parquet", by)
+    groups = None
+    if by is not None:
+        from populace.cli.groups import grouped  # pyarrow is slow to import, and few need it
+
+        groups = grouped(folder / "answers.parquet", by)
     if as_json:
         found = {"manifest": manifest, "rounds": rows, "folder": str(folder.resolve())}
         print_json(found if groups is None else {**found, "groups": groups})

@@ -1,7 +1,7 @@
 """How many requests one process has under way: more while that serves more, fewer under pressure.
 
 Throughput is measured over windows of about as many answers as there are slots. While a window with
-more slots served more per second, slots grow by half; once it doesn't, the best number so far
+more slots served more per second, slots double; once it doesn't, the best number so far
 is kept, and a little more is tried now and then. Where a quarter of the attempts ends with a 429
 or a time-out, a third of the slots goes.
 """
@@ -13,14 +13,16 @@ import time
 from collections import deque
 
 _FIRST = 16
-_GROWTH = 1.5
+_GROWTH = 2.0
 _BETTER = 1.05
 _LESS = 0.67
 _CUT_EVERY = 1.0
-_MUCH, _SOME, _FEW = 0.25, 0.1, 3
+_FULL = 0.8
+"""Share of the slots that must have been in use, on average, for a window to say anything."""
+_MUCH, _SOME, _FEW = 0.25, 0.15, 4
 """Shares of attempts under pressure from which slots are cut, and from which they don't grow; and
 signs of it that may be chance."""
-_WINDOW = 0.25
+_WINDOW = 0.5
 _TRY_AGAIN = 20
 
 
@@ -43,9 +45,8 @@ class Gate:
         self._inside = 0
         self._queue: deque[asyncio.Future[None]] = deque()
         self._since = time.monotonic()
-        self._served = 0
-        self._pressed = 0
-        self._full = False
+        self._served = self._filled = self._pressed = 0
+        self._settling = False
         self._best_rate = 0.0
         self._best_slots = self.slots
         self._windows = 0
@@ -93,7 +94,6 @@ class Gate:
     async def wait(self) -> int:
         """Wait for a free slot; gives how many there are."""
         while self.free <= 0:
-            self._full = True
             self._freed.clear()
             await self._freed.wait()
         return self.free
@@ -101,11 +101,10 @@ class Gate:
     def take(self, count: int) -> None:
         """Use slots; a batch may take a few more than there are."""
         self.used += count
-        if self.free <= 0:
-            self._full = True
 
     def give_back(self, count: int = 1) -> None:
         """Requests were answered."""
+        self._filled += self.used * count
         self.used -= count
         self._served += count
         self._freed.set()
@@ -124,7 +123,8 @@ class Gate:
         now = time.monotonic()
         if self._fixed or now - self._cut_at < _CUT_EVERY:
             return  # one cut for what may be many signs of the same moment
-        if self._pressed < _MUCH * (self._pressed + self._served) or self._pressed < _FEW:
+        few = self._pressed < max(_FEW, self.slots * _MUCH)
+        if few or self._pressed < _MUCH * (self._pressed + self._served):
             return
         self._cut_at = now
         self.slots = max(1, int(self.slots * _LESS))
@@ -136,9 +136,13 @@ class Gate:
         passed = now - self._since
         if passed < _WINDOW:
             return
-        rate, full = self._served / passed, self._full
+        rate = self._served / passed
+        full = self._filled >= _FULL * self._served * self.limit
         pressed = self._pressed / (self._pressed + self._served)
         self._begin()
+        if self._settling:
+            self._settling = False
+            return  # slots changed within this window
         if not full or pressed > _SOME:
             return  # there was not enough to do, or more would not be welcome
         self._windows += 1
@@ -147,17 +151,17 @@ class Gate:
             self._grow()
         elif self.slots > self._best_slots:
             self.slots = self._best_slots
+            self._settling = True
         elif self._windows % _TRY_AGAIN == 0:
             self._best_rate = rate
             self._grow()
 
     def _grow(self) -> None:
         self.slots = min(self.most, max(self.slots + 1, int(self.slots * _GROWTH)))
+        self._settling = True
         self._freed.set()
         self._let_in()
 
     def _begin(self) -> None:
         self._since = time.monotonic()
-        self._served = 0
-        self._pressed = 0
-        self._full = self.free <= 0
+        self._served = self._filled = self._pressed = 0
