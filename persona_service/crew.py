@@ -93,6 +93,8 @@ class Crew:
         self._opening = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_PARTS)
+        self._in_hand: set[int] = set()
+        """Entries under way, by their numbers in the stream."""
         self.closing = False
         self.written = 0
         self.failed = 0
@@ -114,6 +116,10 @@ class Crew:
                 taken = False
                 try:
                     for delivery in await consumer.fetch(1, timeout=2.0):
+                        if delivery.sequence in self._in_hand:
+                            # This process was too slow to say that it is still at work.
+                            continue
+                        self._in_hand.add(delivery.sequence)
                         taken = True
                         task = asyncio.ensure_future(self._part(delivery))
                         self._tasks.add(task)
@@ -159,6 +165,7 @@ class Crew:
             _log.warning("people will be written again", error=str(error))
         finally:
             alive.cancel()
+            self._in_hand.discard(delivery.sequence)
             self._slots.release()
 
     async def _job(self, name: str, generation: str) -> Job | None:

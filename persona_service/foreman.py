@@ -221,7 +221,7 @@ class Foreman:
         async def put(rows: list[int]) -> int:
             async with slots:
                 subject = self._subjects.persona_part(
-                    self._name, self._record.generation, f"{turn}-{rows[0]}"
+                    self._name, self._record.generation, f"{turn}-{rows[0] // PART}"
                 )
                 if await self._bus.last(work, subject) is not None:
                     return 0
@@ -395,9 +395,11 @@ def counts(written: dict[str, Any], record: JobRecord, row_print: str) -> bool:
 
 
 def _parts(rows: Iterable[int]) -> Iterable[list[int]]:
-    left = iter(rows)
-    while part := list(itertools.islice(left, PART)):
-        yield part
+    """Rows by entries of the queue; which rows share one never changes, so that another foreman
+    finds what is in the queue already.
+    """
+    for _, part in itertools.groupby(rows, lambda row: row // PART):
+        yield list(part)
 
 
 async def _until(feed: Any, complete: Any) -> Any:

@@ -69,6 +69,7 @@ class PersonaService:
         self._subjects = context.settings.subjects
         self._crew = Crew(self._bus, self._settings)
         self._foremen: set[asyncio.Task[None]] = set()
+        self._in_hand: set[int] = set()
         self.sampled = 0
 
     # Requests
@@ -252,6 +253,9 @@ class PersonaService:
                 await asyncio.wait(self._foremen, return_when=asyncio.FIRST_COMPLETED)
                 continue
             for delivery in await consumer.fetch(1, timeout=2.0):
+                if delivery.sequence in self._in_hand:
+                    continue  # this process was too slow to say that it is still at work
+                self._in_hand.add(delivery.sequence)
                 task = asyncio.ensure_future(self._see_through(delivery))
                 self._foremen.add(task)
                 task.add_done_callback(self._foremen.discard)
@@ -270,6 +274,7 @@ class PersonaService:
                 await delivery.nak(1.0)
         finally:
             alive.cancel()
+            self._in_hand.discard(delivery.sequence)
 
     async def _always(self, work: Callable[[], Awaitable[None]]) -> None:
         while not self._context.stopping.is_set():

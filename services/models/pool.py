@@ -89,6 +89,8 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._out: list[tuple[_Lot, ModelRequest, ModelResponse]] = []
         self._flushing = False
+        self._in_hand: set[int] = set()
+        """Messages of prompts under way, by their numbers in the stream."""
         self._sent: deque[tuple[float, str, bytes]] = deque()
         self._sent_bytes = 0
 
@@ -129,6 +131,9 @@ class Pool:
         if run in self._server.over:
             self._start(delivery.ack())
             return
+        if delivery.sequence in self._in_hand:
+            return  # this process was too slow to say that it is still at work
+        self._in_hand.add(delivery.sequence)
         self.gate.take(len(requests))
         lot = _Lot(delivery, inbox, run, terms, len(requests))
         self._start(self._answer_lot(lot, requests))
@@ -148,6 +153,7 @@ class Pool:
                     # Not acknowledged: it comes again.
                     _log.warning("kept answers can't be read", run=lot.run, error=str(error))
                     self.gate.give_back(len(requests))
+                    self._in_hand.discard(lot.delivery.sequence)
                     return
             if lot.delivery.attempt > _MAX_DELIVERIES:
                 text = f"its model worker died {lot.delivery.attempt - 1} times while answering it"
@@ -219,6 +225,7 @@ class Pool:
                     lot.left -= 1
                     if lot.left == 0:
                         await lot.delivery.ack()
+                        self._in_hand.discard(lot.delivery.sequence)
         finally:
             self._flushing = False
 
