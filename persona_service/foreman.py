@@ -395,9 +395,7 @@ def counts(written: dict[str, Any], record: JobRecord, row_print: str) -> bool:
 
 
 def _parts(rows: Iterable[int]) -> Iterable[list[int]]:
-    """Rows by entries of the queue; which rows share one never changes, so that another foreman
-    finds what is in the queue already.
-    """
+    """Rows by entries of the queue; which rows share one never changes."""
     for _, part in itertools.groupby(rows, lambda row: row // PART):
         yield list(part)
 
