@@ -334,6 +334,7 @@ class BudgetKeeper:
                         return
                     self._dirty = True
                 except BusError as error:
+                    self._dirty = True  # what was to be told has not been
                     _log.warning("a budget can't be read for now", error=str(error))
                     await asyncio.sleep(0.5)
                     continue

@@ -79,7 +79,8 @@ class Answerer:
                 response.details["cut"] = fitted.cut
             if response.error_kind != "context" or policy == "none":
                 return response
-            limit = int(_SMALLER * (response.details.get("limit") or limit or _guess(request)))
+            told = response.details.get("limit") or limit or _guess(request)
+            limit = int(_SMALLER * min(told, limit or told))
         return response
 
     async def _repaired(self, request: ModelRequest, first: ModelResponse) -> ModelResponse:

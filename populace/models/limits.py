@@ -24,6 +24,8 @@ _log = get_logger(__name__)
 
 _AHEAD = 0.25
 """Seconds for which times are taken at once; more would starve others, less would ask too often."""
+_LONGEST_PAUSE = 60.0
+"""An endpoint that wants longer is asked again after this: nobody should stand still for a day."""
 _ATTEMPTS = 200
 _RETRY = 0.002
 _BROKER_AWAY = 0.5
@@ -145,6 +147,7 @@ class RateLimiter:
 
     async def pause(self, seconds: float) -> None:
         """Nobody sends for a while: the endpoint said so."""
+        seconds = min(seconds, _LONGEST_PAUSE)
 
         def later(pace: Pace) -> None:
             until = time.time() + seconds

@@ -207,6 +207,18 @@ class Pool:
 
     def _answered(self, lot: _Lot, request: ModelRequest, response: ModelResponse) -> None:
         self.gate.give_back()
+        try:
+            pack_plain(response.columns())
+        except CodecError as error:
+            # A text that is no text (a lone surrogate, say): it must not stop the others.
+            response = ModelResponse(
+                request.number,
+                tokens_in=response.tokens_in,
+                tokens_out=response.tokens_out,
+                backend=response.backend,
+                error_kind="schema",
+                error=f"the answer can't be passed on: {error}",
+            )
         self._out.append((lot, request, response))
         if not self._flushing:
             self._flushing = True
@@ -218,8 +230,11 @@ class Pool:
         try:
             while self._out:
                 out, self._out = self._out, []
-                await self._keep(out)
-                await self._count({lot.run for lot, _, _ in out})
+                try:
+                    await self._keep(out)
+                    await self._count({lot.run for lot, _, _ in out})
+                except Exception:
+                    _log.exception("answers could not be kept or counted", pool=self.name)
                 self._send(out)
                 for lot, _, _ in out:
                     lot.left -= 1

@@ -333,6 +333,30 @@ async def test_the_broker_is_away_while_models_answer(
     service.wait(20)
 
 
+async def test_an_answer_that_cannot_travel_harms_no_other(
+    services: Services, endpoint: Endpoint
+) -> None:
+    """Half of a surrogate pair is valid JSON, but no text."""
+
+    def respond(body: dict[str, Any]) -> web.Response:
+        number = body["messages"][-1]["content"].rpartition(" ")[2]
+        return answer('{"a": "\\ud83d"}' if number == "5" else '{"a": "fine"}')
+
+    endpoint.respond = respond
+    bus = await NatsBus.connect(services.settings(), services.broker.url)
+    models = await queue(bus, services.broker, openai(endpoint))
+    requests = prompts(models, 16)
+    for request in requests:
+        request.schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    responses = await asyncio.wait_for(
+        asyncio.gather(*(models.request("default", r) for r in requests)), 20
+    )
+    assert [r.error_kind for r in responses] == ["schema" if i == 5 else "" for i in range(16)]
+    assert "can't be passed on" in responses[5].error
+    await models.close()
+    await bus.drain()
+
+
 # Whole runs
 def asking(endpoint: Endpoint, **more: Any) -> dict[str, Any]:
     model = openai(endpoint, price={"input": 1.0, "output": 10.0}).model_dump(

@@ -28,6 +28,7 @@ _ITS_LIMIT = re.compile(
 _AWAY = 1.0
 _LONGEST_AWAY = 15.0
 _ASIDE_WITHIN = 10.0
+_LONGEST_PAUSE = 60.0
 
 RETRY = "retry_after"
 """In a response's details: the fault may pass, and after how many seconds (0: the endpoint
@@ -116,6 +117,7 @@ class Endpoint:
         try:
             async with session.post(self._chat, data=body) as reply:
                 text = await reply.read()
+                self._faults, self._down_since = 0, None  # whatever it says, it is there
                 if reply.status != 200:
                     return self._refused(request, reply, text.decode("utf-8", "replace"))
             content = orjson.loads(text)
@@ -172,7 +174,7 @@ class Endpoint:
             except ValueError:
                 pause = 0.0
             if reply.status == 429:
-                self.leave_alone(pause)
+                self.leave_alone(min(pause, _LONGEST_PAUSE))
             return self.failed(
                 request, "rate_limit" if reply.status == 429 else "unreachable", message, pause
             )

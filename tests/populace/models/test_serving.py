@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import Counter
 from typing import Any
@@ -205,6 +206,23 @@ async def test_an_endpoint_that_says_too_long_is_asked_with_less(endpoint: Endpo
     await one.backend.close()
 
 
+async def test_each_refit_is_smaller(endpoint: Endpoint) -> None:
+    """Where the endpoint states its limit, but counts more tokens than anyone would estimate."""
+
+    def respond(body: dict[str, Any]) -> web.Response:
+        if sum(len(m["content"]) for m in body["messages"]) > 2000:
+            return web.json_response({"error": "maximum context length is 2000"}, status=400)
+        return answer("fine")
+
+    endpoint.respond = respond
+    one = await answerer(endpoint, context=2000)
+    request = ModelRequest(1, (7, "p", 3, 1, 0), LONG * 2, max_tokens=50, spare=(1, 43))
+    await one.answer(request)
+    sizes = [len(r["messages"]) for r in endpoint.requests]
+    assert all(b < a for a, b in itertools.pairwise(sizes)), sizes
+    await one.backend.close()
+
+
 class Talker(Agent):
     async def talk(self, times: int) -> list[int]:
         """Converse, everything remembered; gives the memory's length after each turn."""
@@ -319,6 +337,13 @@ async def test_a_pause_holds_for_all() -> None:
     began = time.monotonic()
     await two.admit(1)
     assert time.monotonic() - began > 0.25
+
+
+async def test_no_pause_is_longer_than_a_minute() -> None:
+    store = OwnPace()
+    await RateLimiter(Limits(requests_per_minute=60), store).pause(86400)
+    pace, _ = await store.read()
+    assert pace.request_at < time.time() + 61
 
 
 def test_a_gate_grows_while_that_serves_more(monkeypatch: pytest.MonkeyPatch) -> None:
