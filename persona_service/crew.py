@@ -10,7 +10,7 @@ from populace.models.client import QueuedModels
 from populace.personas.writing.names import Names
 from populace.personas.writing.template import WritingTemplate, load_template
 from populace.personas.writing.writer import Writer, Written
-from shared.bus import Bus, Delivery
+from shared.bus import Bus, Delivery, keep_alive
 from shared.codec import from_public, pack_plain
 from shared.errors import BusError, CodecError, PopulaceError
 from shared.logs import get_logger
@@ -141,7 +141,7 @@ class Crew:
             await job.close()
 
     async def _part(self, delivery: Delivery) -> None:
-        alive = asyncio.ensure_future(keep_alive(delivery))
+        alive = asyncio.ensure_future(keep_alive(delivery, STILL_AT_WORK))
         try:
             try:
                 name, generation, turn, people = from_public(delivery.data)
@@ -247,10 +247,3 @@ class Crew:
                         await job.close()
             except BusError as error:
                 _log.warning("jobs can't be read", error=str(error))
-
-
-async def keep_alive(delivery: Delivery) -> None:
-    """Tell the broker that an entry is still at work."""
-    while True:
-        await asyncio.sleep(STILL_AT_WORK)
-        await delivery.in_progress()

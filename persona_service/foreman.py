@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from persona_service.sources import categories_of, open_people
-from populace.personas.people import PROBLEM, TEXT, read_rows
+from populace.personas.people import PROBLEM, TEXT, attributes, read_rows
 from populace.personas.sampling import save
 from populace.personas.writing.alike import alike
 from populace.personas.writing.writer import fingerprint
@@ -85,7 +85,7 @@ def kept_people(
             kept[i] = row
         elif i < len(before) and before[i].get(TEXT):
             held = before[i]
-            if all(held.get(k) == v for k, v in row.items() if k not in (TEXT, PROBLEM)):
+            if all(held.get(k) == v for k, v in attributes(row).items()):
                 kept[i] = held
     return kept
 
@@ -238,7 +238,7 @@ class Foreman:
         return sum(await asyncio.gather(*(put(rows) for rows in parts)))
 
     def _plain(self, row: int) -> dict[str, Any]:
-        return {k: v for k, v in self._rows[row].items() if k not in (TEXT, PROBLEM)}
+        return attributes(self._rows[row])
 
     def _take(self, message: Message) -> None:
         _, row_, turn_ = message.subject.rsplit(".", 2)
@@ -376,7 +376,7 @@ class Foreman:
                 {**found.get("values", {}), **self._plain(i), TEXT: found["text"], PROBLEM: problem}
             )
         names = list(dict.fromkeys(name for row in rows for name in row))
-        names = [*(n for n in names if n not in (TEXT, PROBLEM)), TEXT, PROBLEM]
+        names = [*attributes(dict.fromkeys(names)), TEXT, PROBLEM]
         table = pa.table({name: [row.get(name) for row in rows] for name in names})
         told = {
             "written": self._record.request.model_dump(mode="json", exclude={"rows"}),

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from persona_service.crew import ACK_WAIT, Crew, Job, keep_alive
+from persona_service import crew as crew_
+from persona_service.crew import Crew, Job
 from persona_service.foreman import (
     Foreman,
     Superseded,
@@ -21,7 +22,7 @@ from persona_service.foreman import (
 from persona_service.sources import open_people, open_sampler, open_source
 from populace.personas.fit import fit_report
 from populace.personas.sampling import refuse_to_replace_texts, save
-from shared.bus import Delivery, KeyValue, Message
+from shared.bus import Delivery, KeyValue, Message, keep_alive
 from shared.codec import to_json
 from shared.errors import InvalidInputError, PopulaceError, RevisionConflictError
 from shared.ids import check_token, new_id
@@ -157,7 +158,9 @@ class PersonaService:
             try:
                 if request.rows is not None:
                     await bucket.put(f"{request.name}.rows", to_json(request.rows))
-                revision = await _write(bucket, request.name, fresh, found and found[1])
+                revision = await bucket.write(
+                    request.name, record_bytes(fresh), found[1] if found is not None else 0
+                )
             except RevisionConflictError:
                 continue  # someone else was first; look again
             return await self._begin(bucket, fresh, revision, before)
@@ -173,14 +176,14 @@ class PersonaService:
         except PopulaceError as error:
             with contextlib.suppress(RevisionConflictError):
                 if before is not None:
-                    await _write(bucket, name, before, revision)
+                    await bucket.write(name, record_bytes(before), revision)
                 else:
                     record.info.state, record.info.reason = "failed", str(error)
-                    await _write(bucket, name, record, revision)
+                    await bucket.write(name, record_bytes(record), revision)
             raise
         record.info.state = "writing"
         try:
-            await _write(bucket, name, record, revision)
+            await bucket.write(name, record_bytes(record), revision)
         except RevisionConflictError:
             found = await read_record(bucket, name)
             return record.info if found is None else found[0].info
@@ -234,7 +237,7 @@ class PersonaService:
                 return record.info
             record.info.state = "cancelled"
             try:
-                await bucket.update(request.name, record.model_dump_json().encode(), entry.revision)
+                await bucket.update(request.name, record_bytes(record), entry.revision)
             except RevisionConflictError:
                 continue
             return record.info
@@ -246,7 +249,7 @@ class PersonaService:
             self._subjects.stream_persona_work,
             durable="jobs",
             subjects=(self._subjects.persona_job(),),
-            ack_wait=ACK_WAIT,
+            ack_wait=crew_.ACK_WAIT,
         )
         while not self._context.stopping.is_set():
             if len(self._foremen) >= _FOREMEN:
@@ -261,7 +264,7 @@ class PersonaService:
                 task.add_done_callback(self._foremen.discard)
 
     async def _see_through(self, delivery: Delivery) -> None:
-        alive = asyncio.ensure_future(keep_alive(delivery))
+        alive = asyncio.ensure_future(keep_alive(delivery, crew_.STILL_AT_WORK))
         try:
             await Foreman(self._bus, self._settings, delivery.data.decode()).run()
             await delivery.ack()
@@ -344,12 +347,6 @@ def _same(one: EnrichRequest, other: EnrichRequest) -> bool:
         return hashlib.blake2b(text.encode()).hexdigest()
 
     return essence(one) == essence(other)
-
-
-async def _write(bucket: KeyValue, name: str, record: JobRecord, revision: int | None) -> int:
-    if revision is None:
-        return await bucket.create(name, record_bytes(record))
-    return await bucket.update(name, record_bytes(record), revision)
 
 
 async def main(context: ServiceContext) -> None:

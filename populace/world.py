@@ -117,7 +117,7 @@ class World:
         models = {id(w.models): w.models for w in self._local}
         for one in models.values():
             if isinstance(one, DirectModels):
-                found.take_json(one.accounts.to_json())
+                found.merge(one.accounts)
         return found
 
     # Opening and closing

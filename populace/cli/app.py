@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +22,8 @@ from populace.cli.session import (
     INTERRUPTED,
     NO_SERVICE,
     Json,
+    end,
+    interrupts,
     print_json,
     quiet_settings,
     services_up,
@@ -325,32 +326,26 @@ def run_(
 async def _run(bus: NatsBus, settings: Settings, spec: ScenarioSpec, quiet: bool) -> Outcome:
     run = await submit(bus, settings, spec)
     interrupted = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, interrupted.set)
-    watching = asyncio.ensure_future(_watch(bus, settings, run, quiet, submitted=True))
-    signalled = asyncio.ensure_future(interrupted.wait())
-    try:
-        await asyncio.wait({watching, signalled}, return_when=asyncio.FIRST_COMPLETED)
-        if not watching.done():
-            interrupted.clear()
-            again = asyncio.ensure_future(interrupted.wait())
-            show.complain(f"cancelling {run}; once more to leave at once")
-            with contextlib.suppress(PopulaceError):
-                await cancel(bus, settings, run)
-            await asyncio.wait({watching, again}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
-            again.cancel()
+    with interrupts(interrupted):
+        watching = asyncio.ensure_future(_watch(bus, settings, run, quiet, submitted=True))
+        signalled = asyncio.ensure_future(interrupted.wait())
+        try:
+            await asyncio.wait({watching, signalled}, return_when=asyncio.FIRST_COMPLETED)
             if not watching.done():
-                raise KeyboardInterrupt
-        return await watching
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.remove_signal_handler(number)
-        for task in (watching, signalled):
-            if not task.done():
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+                interrupted.clear()
+                again = asyncio.ensure_future(interrupted.wait())
+                show.complain(f"cancelling {run}; once more to leave at once")
+                with contextlib.suppress(PopulaceError):
+                    await cancel(bus, settings, run)
+                await asyncio.wait(
+                    {watching, again}, timeout=60, return_when=asyncio.FIRST_COMPLETED
+                )
+                again.cancel()
+                if not watching.done():
+                    raise KeyboardInterrupt
+            return await watching
+        finally:
+            await end(watching, signalled)
 
 
 async def _watch(

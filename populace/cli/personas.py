@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +10,7 @@ from rich import box
 from rich.table import Table
 
 from populace.cli import show
+from populace.cli.session import Json, print_json
 from populace.cli.writing import write
 from populace.personas.people import read_rows
 from shared.errors import InvalidInputError
@@ -29,7 +28,6 @@ app.command("write")(write)
 Source = Annotated[
     str, typer.Argument(metavar="FILE", help="A population file, or the name of a template.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Size = Annotated[int | None, typer.Option("--size", min=1, help="Number of people.")]
 Html = Annotated[
     Path | None, typer.Option("--html", help="Also write the report as a page with plots.")
@@ -62,7 +60,7 @@ def sample(
     size: Size = None,
     seed: Seed = None,
     html: Html = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Draw a population, store it under its name, and report how well it fits."""
     from populace.personas.fit import fit_report
@@ -78,7 +76,7 @@ def sample(
     if html is not None:
         _write_page(html, report, table)
     if as_json:
-        _print_json({"file": str(path), **report.model_dump()})
+        print_json({"file": str(path), **report.model_dump()})
         return
     show_fit(report)
     show.out.print(f"{table.num_rows:,} people in {path}", markup=False)
@@ -91,7 +89,7 @@ def fit(
         Path, typer.Argument(metavar="PEOPLE", help="Rows: .parquet, .csv or .jsonl.")
     ],
     html: Html = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Compare people, from wherever, with what a population file asks for."""
     from populace.personas.fit import fit_report
@@ -102,7 +100,7 @@ def fit(
     if html is not None:
         _write_page(html, report, table)
     if as_json:
-        _print_json(report.model_dump())
+        print_json(report.model_dump())
     else:
         show_fit(report)
 
@@ -113,7 +111,7 @@ def show_(
         str | None, typer.Argument(metavar="NAME", help="A stored population, or a file.")
     ] = None,
     rows: Annotated[int, typer.Option("--rows", min=1, help="How many to show.")] = 10,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Show people of a stored population; without a name, which there are."""
     folder = load_settings().personas_dir
@@ -126,7 +124,7 @@ def show_(
     table = read_rows(path)
     some = table.slice(0, rows).to_pylist()
     if as_json:
-        _print_json({"file": str(path), "rows": table.num_rows, "people": some})
+        print_json({"file": str(path), "rows": table.num_rows, "people": some})
         return
     shown = Table(title=f"{path} ({table.num_rows:,} people)", box=box.SIMPLE_HEAD)
     for name in table.column_names:
@@ -192,7 +190,7 @@ def _list_stored(folder: Path, as_json: bool) -> None:
     stored = sorted(path.stem for path in folder.glob("*.parquet"))
     templates = sorted(path.stem for path in TEMPLATES.glob("*.yaml"))
     if as_json:
-        _print_json({"stored": stored, "templates": templates})
+        print_json({"stored": stored, "templates": templates})
         return
     show.out.print(f"stored in {folder}: {', '.join(stored) or 'none'}", markup=False)
     show.out.print(f"templates: {', '.join(templates)}", markup=False)
@@ -230,7 +228,3 @@ def show_fit(report: Any) -> None:
         more = f" and {len(report.absent) - 5} more" if len(report.absent) > 5 else ""
         show.out.print(f"never together, though frequent: {listed}{more}", markup=False)
     show.out.print(f"equal rows: {report.duplicates:,}", markup=False)
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")

@@ -42,7 +42,7 @@ def quiet_settings() -> Settings:
 
 def print_json(value: Any) -> None:
     """One JSON object on a line of its own."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
 
 
 def services_answer(settings: Settings) -> bool:
@@ -71,6 +71,29 @@ def stop_signals_as_interrupts() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def interrupts(event: asyncio.Event) -> Iterator[None]:
+    """Have Ctrl-C, SIGTERM and SIGHUP set an event, within a running loop."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, event.set)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+async def end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel what is not done, and wait for its end."""
+    for task in tasks:
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
 
 @contextlib.contextmanager

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +16,8 @@ from populace.cli.session import (
     FAILED,
     INTERRUPTED,
     Json,
+    end,
+    interrupts,
     print_json,
     quiet_settings,
     services_up,
@@ -35,7 +35,6 @@ from shared.messages.scenario import ModelSpec
 from shared.service import first_problem
 from shared.settings import Settings
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOP_WITHIN = 10.0
 
 
@@ -127,24 +126,16 @@ def _request(**fields: Any) -> EnrichRequest:
 
 async def _write(bus: NatsBus, settings: Settings, request: EnrichRequest, quiet: bool) -> JobInfo:
     stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, stopped.set)
-    following = asyncio.ensure_future(_follow(bus, settings, request, quiet))
-    signalled = asyncio.ensure_future(stopped.wait())
-    try:
-        await asyncio.wait({following, signalled}, return_when=asyncio.FIRST_COMPLETED)
-        if following.done():
-            return await following
-        return await _stop(bus, settings, request.name)
-    finally:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
-        for task in (following, signalled):
-            if not task.done():
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+    with interrupts(stopped):
+        following = asyncio.ensure_future(_follow(bus, settings, request, quiet))
+        signalled = asyncio.ensure_future(stopped.wait())
+        try:
+            await asyncio.wait({following, signalled}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                return await following
+            return await _stop(bus, settings, request.name)
+        finally:
+            await end(following, signalled)
 
 
 async def _stop(bus: NatsBus, settings: Settings, name: str) -> JobInfo:

@@ -119,6 +119,11 @@ class Accounts:
         for round_number, model, sums in json.loads(data):
             self.by.setdefault((int(round_number), str(model)), Usage()).merge(sums)
 
+    def merge(self, other: Accounts) -> None:
+        """Add another's sums."""
+        for key, usage in other.by.items():
+            self.by.setdefault(key, Usage()).merge(asdict(usage))
+
     def total(self, round_number: int | None = None, model: str | None = None) -> Usage:
         """The sum over rounds and models."""
         found = Usage()
@@ -243,10 +248,7 @@ class SharedBudget(BudgetStore):
         """See ``BudgetStore.write``."""
         data = json.dumps(parts).encode()
         try:
-            if revision:
-                await self._bucket.update(self._run, data, revision)
-            else:
-                await self._bucket.create(self._run, data)
+            await self._bucket.write(self._run, data, revision)
         except RevisionConflictError:
             return False
         return True

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from populace.models.backends.base import Backend
-from populace.models.context import fit_prompt
+from populace.models.context import estimate_messages, fit_prompt
 from populace.models.structured import fit
 from shared.messages.model import ModelRequest, ModelResponse
 from shared.messages.scenario import ModelSpec
@@ -79,8 +79,7 @@ class Answerer:
                 response.details["cut"] = fitted.cut
             if response.error_kind != "context" or policy == "none":
                 return response
-            told = response.details.get("limit") or limit or _guess(request)
-            limit = int(_SMALLER * min(told, limit or told))
+            limit = int(_SMALLER * min(response.details.get("limit") or limit, limit))
         return response
 
     async def _repaired(self, request: ModelRequest, first: ModelResponse) -> ModelResponse:
@@ -121,8 +120,6 @@ def attempts_of(response: ModelResponse) -> int:
 
 
 def _guess(request: ModelRequest) -> int:
-    from populace.models.context import estimate_messages
-
     return estimate_messages(request.messages) + request.max_tokens
 
 

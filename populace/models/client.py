@@ -153,7 +153,7 @@ class DirectModels(ModelClient):
         found = Accounts()
         for serving, _ in self._pools.values():
             for accounts in serving.accounts.values():
-                found.take_json(accounts.to_json())
+                found.merge(accounts)
         return found
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.bus import KeyValue
@@ -90,10 +91,7 @@ class SharedPace(PaceStore):
         """See ``PaceStore.write``."""
         data = json.dumps([pace.request_at, pace.token_at]).encode()
         try:
-            if revision:
-                await self._bucket.update(self._key, data, revision)
-            else:
-                await self._bucket.create(self._key, data)
+            await self._bucket.write(self._key, data, revision)
         except RevisionConflictError:
             return False
         return True
@@ -191,11 +189,11 @@ class RateLimiter:
         await self._change(take)
         return at
 
-    async def _change(self, change: object) -> None:
+    async def _change(self, change: Callable[[Pace], None]) -> None:
         for _ in range(_ATTEMPTS):
             try:
                 pace, revision = await self._store.read()
-                change(pace)  # type: ignore[operator]
+                change(pace)
                 if await self._store.write(pace, revision):
                     return
             except RevisionConflictError:

@@ -17,11 +17,8 @@ from populace.models.answering import Answerer
 from populace.models.backends.base import Backend
 from populace.models.context import estimate_messages
 from populace.models.limits import RateLimiter
-from shared.logs import get_logger
 from shared.messages.model import ModelRequest, ModelResponse, Terms
 from shared.messages.scenario import ModelSpec
-
-_log = get_logger(__name__)
 
 _SLOWLY = 0.1
 

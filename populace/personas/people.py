@@ -19,6 +19,18 @@ TEXT, PROBLEM = "text", "problem"
 _NO_ATTRIBUTES = frozenset((TEXT, PROBLEM))
 
 
+def attributes(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without what a model wrote of it."""
+    return {name: value for name, value in row.items() if name not in _NO_ATTRIBUTES}
+
+
+def told(row: Mapping[str, Any]) -> str:
+    """Attributes as one text: ``age: 34; education: high school``."""
+    return "; ".join(
+        f"{name.replace('_', ' ')}: {value}" for name, value in row.items() if value is not None
+    )
+
+
 class Persona(Mapping[str, Any]):
     """One person: ``persona["age"]`` or ``persona.age``; ``persona.text`` for a prompt."""
 
@@ -53,12 +65,7 @@ class Persona(Mapping[str, Any]):
             text = self[TEXT]
             if text:
                 return str(text)
-        told = "; ".join(
-            f"{name.replace('_', ' ')}: {value}"
-            for name, value in self.items()
-            if value is not None and name not in _NO_ATTRIBUTES
-        )
-        return f"You are a person with these attributes: {told}."
+        return f"You are a person with these attributes: {told(attributes(self))}."
 
     def __repr__(self) -> str:
         return f"<Persona {dict(self)}>"

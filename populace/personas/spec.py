@@ -6,10 +6,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from populace.yaml_file import YamlFile
 from shared.errors import InvalidInputError
+from shared.messages.scenario import Strict
 from shared.service import first_problem
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -20,12 +21,6 @@ _TOLERANCE = 1e-6
 
 class PopulationError(InvalidInputError):
     """A population file, or a table that it names, can't be used."""
-
-
-class Strict(BaseModel):
-    """A model that refuses keys which it doesn't know."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 def _check_shares(shares: dict[str, float], what: str) -> dict[str, float]:

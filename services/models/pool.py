@@ -16,7 +16,7 @@ from populace.models.backends.openai import OpenAIBackend
 from populace.models.gate import Gate
 from populace.models.kept import KeptAnswers
 from populace.models.serving import Serving
-from shared.bus import Consumer, Delivery
+from shared.bus import Consumer, Delivery, keep_alive
 from shared.codec import from_public, pack_plain
 from shared.errors import BusError, CodecError, PopulaceError
 from shared.logs import get_logger
@@ -144,7 +144,7 @@ class Pool:
         task.add_done_callback(self._tasks.discard)
 
     async def _answer_lot(self, lot: _Lot, requests: list[ModelRequest]) -> None:
-        alive = asyncio.ensure_future(self._keep_alive(lot.delivery))
+        alive = asyncio.ensure_future(keep_alive(lot.delivery, STILL_AT_WORK))
         try:
             if lot.delivery.attempt > 1:
                 try:
@@ -189,8 +189,6 @@ class Pool:
                 response = await self.serving.serve(request, lot.run, lot.terms)
             finally:
                 self.gate.leave()
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             _log.exception("a back end raised", pool=self.name)
             text = f"{type(error).__name__}: {error}"
@@ -207,18 +205,6 @@ class Pool:
 
     def _answered(self, lot: _Lot, request: ModelRequest, response: ModelResponse) -> None:
         self.gate.give_back()
-        try:
-            pack_plain(response.columns())
-        except CodecError as error:
-            # A text that is no text (a lone surrogate, say): it must not stop the others.
-            response = ModelResponse(
-                request.number,
-                tokens_in=response.tokens_in,
-                tokens_out=response.tokens_out,
-                backend=response.backend,
-                error_kind="schema",
-                error=f"the answer can't be passed on: {error}",
-            )
         self._out.append((lot, request, response))
         if not self._flushing:
             self._flushing = True
@@ -231,11 +217,11 @@ class Pool:
             while self._out:
                 out, self._out = self._out, []
                 try:
-                    await self._keep(out)
-                    await self._count({lot.run for lot, _, _ in out})
-                except Exception:
-                    _log.exception("answers could not be kept or counted", pool=self.name)
-                self._send(out)
+                    await self._hand_out(out)
+                except CodecError:
+                    # One of them can't be packed; what of the others went out twice is ignored.
+                    out = [(lot, request, _passable(response)) for lot, request, response in out]
+                    await self._hand_out(out)
                 for lot, _, _ in out:
                     lot.left -= 1
                     if lot.left == 0:
@@ -243,6 +229,16 @@ class Pool:
                         self._in_hand.discard(lot.delivery.sequence)
         finally:
             self._flushing = False
+
+    async def _hand_out(self, out: list[tuple[_Lot, ModelRequest, ModelResponse]]) -> None:
+        try:
+            await self._keep(out)
+            await self._count({lot.run for lot, _, _ in out})
+        except CodecError:
+            raise
+        except Exception:
+            _log.exception("answers could not be kept or counted", pool=self.name)
+        self._send(out)
 
     async def _keep(self, out: list[tuple[_Lot, ModelRequest, ModelResponse]]) -> None:
         by_run: dict[str, list[tuple[ModelRequest, ModelResponse]]] = {}
@@ -315,11 +311,6 @@ class Pool:
                 _log.error("models' answers could not be sent again", error=str(error))
                 return
 
-    async def _keep_alive(self, delivery: Delivery) -> None:
-        while True:
-            await asyncio.sleep(STILL_AT_WORK)
-            await delivery.in_progress()
-
     # Looking, ending
     def stats(self) -> dict[str, Any]:
         """What there is to say of it."""
@@ -352,3 +343,19 @@ class Pool:
             await self.backend.close()
         except PopulaceError as error:
             _log.warning("a back end could not be closed", pool=self.name, error=str(error))
+
+
+def _passable(response: ModelResponse) -> ModelResponse:
+    """The response, or a failure if its text is no text (half of a surrogate pair, say)."""
+    try:
+        pack_plain(response.columns())
+    except CodecError as error:
+        return ModelResponse(
+            response.number,
+            tokens_in=response.tokens_in,
+            tokens_out=response.tokens_out,
+            backend=response.backend,
+            error_kind="schema",
+            error=f"the answer can't be passed on: {error}",
+        )
+    return response

@@ -10,6 +10,7 @@ from shared.bus.base import (
     Message,
     StreamSpec,
     Subscription,
+    keep_alive,
 )
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.nats import NatsBus
@@ -27,4 +28,5 @@ __all__ = [
     "NatsBus",
     "StreamSpec",
     "Subscription",
+    "keep_alive",
 ]

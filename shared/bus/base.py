@@ -11,6 +11,7 @@ stream has stored the message. ``drain`` delivers what has arrived and sends wha
 from __future__ import annotations
 
 import abc
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -88,6 +89,13 @@ class Delivery(abc.ABC):
         """Still at work: start the acknowledgement's time anew."""
 
 
+async def keep_alive(delivery: Delivery, every: float) -> None:
+    """Tell the broker every so many seconds that a message is still at work, until cancelled."""
+    while True:
+        await asyncio.sleep(every)
+        await delivery.in_progress()
+
+
 class Consumer(abc.ABC):
     """Takes messages from a stream, as many as it wants."""
 
@@ -138,6 +146,16 @@ class KeyValue(abc.ABC):
         Raises:
             RevisionConflictError: it has another.
         """
+
+    async def write(self, key: str, value: bytes, revision: int) -> int:
+        """Write what was read at a revision, 0 if there was nothing; returns the new revision.
+
+        Raises:
+            RevisionConflictError: it was changed since.
+        """
+        if revision:
+            return await self.update(key, value, revision)
+        return await self.create(key, value)
 
     @abc.abstractmethod
     async def delete(self, key: str) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator
 
 from shared.ids import is_token
-from shared.messages.scenario import ModelSpec
+from shared.messages.scenario import ModelSpec, Strict
 
 
-class Strict(BaseModel):
-    """A model that refuses keys which it doesn't know."""
+def _named(value: str) -> str:
+    if not is_token(value):
+        raise ValueError("must be 1 to 64 characters of A-Z, a-z, 0-9, '_' and '-'")
+    return value
 
-    model_config = ConfigDict(extra="forbid")
+
+PopulationName = Annotated[str, AfterValidator(_named)]
 
 
 class PeopleRequest(Strict):
@@ -76,7 +79,7 @@ class FitReply(BaseModel):
 class EnrichRequest(PeopleRequest):
     """Have a model write the people, and store them under a name."""
 
-    name: str
+    name: PopulationName
     """Under which the population is stored; equal names mean the same work."""
     model: ModelSpec = ModelSpec()
     language: str = "en"
@@ -98,13 +101,6 @@ class EnrichRequest(PeopleRequest):
     """Times that those alike are written anew."""
     again: bool = False
     """Whether people of that name that were written before are written anew."""
-
-    @field_validator("name")
-    @classmethod
-    def _token(cls, value: str) -> str:
-        if not is_token(value):
-            raise ValueError("must be 1 to 64 characters of A-Z, a-z, 0-9, '_' and '-'")
-        return value
 
     @field_validator("temperature")
     @classmethod
@@ -174,12 +170,5 @@ class JobRecord(BaseModel):
 class JobRequest(Strict):
     """Ask of, or stop, the writing of a population."""
 
-    name: str
+    name: PopulationName
     action: Literal["status", "cancel"] = "status"
-
-    @field_validator("name")
-    @classmethod
-    def _token(cls, value: str) -> str:
-        if not is_token(value):
-            raise ValueError("must be 1 to 64 characters of A-Z, a-z, 0-9, '_' and '-'")
-        return value

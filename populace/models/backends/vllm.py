@@ -141,9 +141,7 @@ class VllmBackend(Backend):
             max_tokens=max(1, left),
             seed=request.draw,
             structured_outputs=guided,
-            output_kind=importlib.import_module(
-                "vllm.sampling_params"
-            ).RequestOutputKind.FINAL_ONLY,
+            output_kind=self._vllm.RequestOutputKind.FINAL_ONLY,
         )
 
     async def close(self) -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
+from populace.personas.people import told
 from populace.yaml_file import YamlFile
 from shared.errors import InvalidInputError
+from shared.messages.scenario import Strict
 from shared.service import first_problem
 
 _HERE = Path(__file__).parent
@@ -32,10 +34,8 @@ class TemplateError(InvalidInputError):
     """A template of persona prompts can't be used."""
 
 
-class WritingTemplate(BaseModel):
+class WritingTemplate(Strict):
     """What a model is told when it writes personas; ``$name`` and the like are put in."""
-
-    model_config = ConfigDict(extra="forbid")
 
     language: str
     facts: str
@@ -74,10 +74,7 @@ class WritingTemplate(BaseModel):
 
     def told(self, row: Mapping[str, Any]) -> str:
         """A row's attributes as one text: ``age: 34; education: high school``."""
-        facts = "; ".join(
-            f"{name.replace('_', ' ')}: {value}" for name, value in row.items() if value is not None
-        )
-        return facts or self.no_facts
+        return told(row) or self.no_facts
 
 
 def languages() -> list[str]:
