@@ -48,8 +48,12 @@ serve)
         --enable-prompt-tokens-details --structured-outputs-config \
         '{"backend": "xgrammar", "disable_any_whitespace": true}' >"$work/server.log" 2>&1 &
     server=$!
-    trap 'kill $server 2>/dev/null; wait $server || true' EXIT INT TERM
-    "$here/wait.sh" "http://127.0.0.1:$port" smollm2 "$server"
+    trap 'kill $server 2>/dev/null; wait $server || true' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    # In the background: a shell heeds a signal only when what it runs in front has ended.
+    "$here/wait.sh" "http://127.0.0.1:$port" smollm2 "$server" &
+    wait $!
     echo "http://127.0.0.1:$port"
     wait $server
     ;;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -22,6 +23,9 @@ from shared.messages.scenario import ModelSpec, Price
 _log = get_logger(__name__)
 
 _MILLION = 1e6
+_ROUNDS_TOGETHER = 32
+KEPT_FOR = 7 * 86400.0
+"""Seconds for which the broker keeps what runs have used and spent; manifests keep it for good."""
 
 
 @dataclass(slots=True)
@@ -96,6 +100,7 @@ class Accounts:
     """A run's usage, by round and model."""
 
     by: dict[tuple[int, str], Usage] = field(default_factory=dict)
+    _dirty: set[int] = field(default_factory=set)
 
     def add(
         self,
@@ -109,10 +114,23 @@ class Accounts:
         if usage is None:
             usage = self.by[round_number, model] = Usage()
         usage.add(response, price)
+        self._dirty.add(round_number // _ROUNDS_TOGETHER)
 
-    def to_json(self) -> bytes:
-        """As a process writes it down."""
-        return json.dumps([[r, m, u.plain()] for (r, m), u in self.by.items()]).encode()
+    def changed(self) -> dict[int, bytes]:
+        """What a process writes down: by block of rounds, those that changed since the last call.
+
+        In blocks, so that no message grows with a run's length.
+        """
+        dirty, self._dirty = self._dirty, set()
+        blocks: dict[int, list[Any]] = {block: [] for block in dirty}
+        for (round_number, model), usage in self.by.items():
+            if (block := round_number // _ROUNDS_TOGETHER) in blocks:
+                blocks[block].append([round_number, model, usage.plain()])
+        return {block: json.dumps(rows).encode() for block, rows in blocks.items()}
+
+    def again(self, block: int) -> None:
+        """A block could not be written; it counts as changed."""
+        self._dirty.add(block)
 
     def take_json(self, data: bytes) -> None:
         """Add what a process wrote down."""
@@ -255,7 +273,9 @@ class SharedBudget(BudgetStore):
 
 
 _LOST_AFTER = 60.0
-_AGAIN = 0.05
+HEARTBEAT = 15.0
+"""Seconds after which a keeper with requests under way tells of itself, whatever happens."""
+_AGAIN = 0.25
 _CONFLICT = 0.003
 
 
@@ -282,6 +302,9 @@ class BudgetKeeper:
         self._others_promised = Spent()
         self._changing = asyncio.Lock()
         self._dirty = False
+        self._telling: asyncio.Task[None] | None = None
+        self._told_at = time.monotonic()
+        self._paid_here = asyncio.Event()
 
     async def admit(self, presumed: Spent) -> str | None:
         """Promise what a request will presumably cost.
@@ -302,13 +325,35 @@ class BudgetKeeper:
                 self._promised.add(presumed)
                 self._dirty = True
                 return None
-            await asyncio.sleep(_AGAIN)
+            self._paid_here.clear()
+            with contextlib.suppress(TimeoutError):  # others may have paid
+                await asyncio.wait_for(self._paid_here.wait(), _AGAIN)
 
     def pay(self, presumed: Spent, actual: Spent) -> None:
         """Pay what was promised for a request, now that it is answered."""
         self._promised.add(presumed, -1)
         self._paid.add(actual)
         self._dirty = True
+        self._paid_here.set()
+        self._tell()
+
+    def beat(self) -> None:
+        """Tell the others that what is promised here is still under way."""
+        if self._promised.requests and time.monotonic() - self._told_at > HEARTBEAT:
+            self._dirty = True
+        if self._dirty:
+            self._tell()
+
+    async def close(self) -> None:
+        """Tell what has not been told yet."""
+        if self._dirty:
+            self._tell()
+        if self._telling is not None:
+            await self._telling
+
+    def _tell(self) -> None:
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.ensure_future(self._exchange())
 
     def _total(self) -> Spent:
         total = Spent()
@@ -333,6 +378,7 @@ class BudgetKeeper:
                         _plain(self._paid), _plain(self._promised), time.time()
                     ]  # fmt: skip
                     if await self._store.write(parts, revision):
+                        self._told_at = time.monotonic()
                         return
                     self._dirty = True
                 except BusError as error:

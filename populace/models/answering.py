@@ -6,48 +6,56 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from populace.models.backends.base import Backend
+from populace.models.backends.base import Admit, Backend, let_in
 from populace.models.context import estimate_messages, fit_prompt
 from populace.models.structured import fit
-from shared.messages.model import ModelRequest, ModelResponse
-from shared.messages.scenario import ModelSpec
+from shared.messages.model import Handling, ModelRequest, ModelResponse
 
 _THOUGHT = re.compile(r"^\s*<think(?:ing)?>(.*?)</think(?:ing)?>\s*", re.DOTALL | re.IGNORECASE)
+_USUAL = Handling()
 _REFITS = 3
 _SMALLER = 0.8
 
 
 class Answerer:
-    """Has prompts answered as a model's specification says.
+    """Has prompts answered.
 
     Args:
         backend: what answers.
-        spec: the specification.
     """
 
-    def __init__(self, backend: Backend, spec: ModelSpec) -> None:
+    def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self._spec = spec
 
-    async def answer(self, request: ModelRequest) -> ModelResponse:
-        """Answer one prompt. Failures are responses with an error kind."""
-        response = await self._fitting(request)
+    async def answer(
+        self, request: ModelRequest, handling: Handling = _USUAL, admit: Admit = let_in
+    ) -> ModelResponse:
+        """Answer one prompt. Failures are responses with an error kind.
+
+        Args:
+            request: the prompt.
+            handling: what is done where prompt or answer don't fit.
+            admit: awaited before each request that leaves.
+        """
+        response = await self._fitting(request, handling, admit)
         response = fit(_apart(response), request.schema)
-        if response.error_kind != "schema" or not self._spec.repair:
+        if response.error_kind != "schema" or not handling.repair:
             return response
-        return await self._repaired(request, response)
+        return await self._repaired(request, response, handling, admit)
 
-    async def _fitting(self, request: ModelRequest) -> ModelResponse:
+    async def _fitting(
+        self, request: ModelRequest, handling: Handling, admit: Admit
+    ) -> ModelResponse:
         """Ask with a prompt that the model can take; smaller ones if it says that it can't."""
-        limit = self._spec.context or self.backend.context
+        limit = handling.context or self.backend.context
         before = 0
         if limit is None:
-            response = await self.backend.timed_answer(request)
+            response = await self.backend.timed_answer(request, admit)
             if response.error_kind != "context":
                 return response
             before = attempts_of(response)
             limit = int(_SMALLER * (response.details.get("limit") or _guess(request)))
-        policy = self._spec.memory.policy
+        policy = handling.policy
         for _ in range(_REFITS):
             fitted = await fit_prompt(
                 request.messages,
@@ -69,7 +77,7 @@ class Answerer:
             asked = request
             if fitted.messages is not request.messages or fitted.max_tokens != request.max_tokens:
                 asked = replace(request, messages=fitted.messages, max_tokens=fitted.max_tokens)
-            response = await self.backend.timed_answer(asked)
+            response = await self.backend.timed_answer(asked, admit)
             before += attempts_of(response)
             if before > 1:
                 response.details["attempts"] = before
@@ -82,7 +90,9 @@ class Answerer:
             limit = int(_SMALLER * min(response.details.get("limit") or limit, limit))
         return response
 
-    async def _repaired(self, request: ModelRequest, first: ModelResponse) -> ModelResponse:
+    async def _repaired(
+        self, request: ModelRequest, first: ModelResponse, handling: Handling, admit: Admit
+    ) -> ModelResponse:
         """Show the model what was wrong, and take its second answer if that fits."""
         messages = [
             *request.messages,
@@ -93,9 +103,8 @@ class Answerer:
                 "JSON that fits the schema.",
             },
         ]
-        second = fit(
-            _apart(await self._fitting(replace(request, messages=messages))), request.schema
-        )
+        asked = replace(request, messages=messages)
+        second = fit(_apart(await self._fitting(asked, handling, admit)), request.schema)
         second.tokens_in += first.tokens_in
         second.tokens_out += first.tokens_out
         second.seconds += first.seconds

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from populace.models.accounts import Accounts, BudgetKeeper, OwnBudget, PriceTable
@@ -15,7 +17,7 @@ from shared.bus import Bus, Message, Subscription
 from shared.codec import from_public, pack_plain
 from shared.errors import BusError, CodecError, InvalidInputError, PopulaceError
 from shared.logs import get_logger
-from shared.messages.model import ModelRequest, ModelResponse, Terms, pool_name
+from shared.messages.model import Handling, ModelRequest, ModelResponse, Terms, pool_name
 from shared.messages.scenario import ModelSpec
 from shared.settings import Settings
 from shared.subjects import Subjects
@@ -31,6 +33,7 @@ _PER_MESSAGE = 8
 _PER_MESSAGE_SCRIPTED = 250
 _PUBLISHING = 32
 _FULL_PAUSE = 0.5
+_REGISTER_EVERY = 120.0
 _LOOKS, _LOOK_AFTER = 5, 2.0
 """How often, and after how many seconds, answers are looked for that a broken connection lost."""
 
@@ -86,6 +89,10 @@ class ModelClient(abc.ABC):
         """Have a model answer; failures are responses with an error kind."""
 
 
+def _handling(models: dict[str, ModelSpec]) -> dict[str, Handling]:
+    return {name: Handling.of(spec) for name, spec in models.items()}
+
+
 class DirectModels(ModelClient):
     """Asks back ends in this very process.
 
@@ -100,8 +107,8 @@ class DirectModels(ModelClient):
     ) -> None:
         super().__init__(models)
         self._settings = settings
-        prices = PriceTable(settings.prices).of_all(models)
-        self._terms = terms or Terms(prices=prices)
+        terms = terms or Terms(prices=PriceTable(settings.prices).of_all(models))
+        self._terms = replace(terms, handling=_handling(models))
         self._pools: dict[str, tuple[Serving, asyncio.Semaphore]] = {}
         self._cache = OwnCache()
         self._budget: BudgetKeeper | None = None
@@ -192,7 +199,7 @@ class QueuedModels(ModelClient):
         self._subjects = subjects
         self._run = run
         self._timeout = timeout
-        self._terms = (terms or Terms()).plain()
+        self._terms = replace(terms or Terms(), handling=_handling(models)).plain()
         self._contexts = terms.contexts if terms is not None else {}
         self._kept = KeptAnswers(bus, subjects)
         self._inbox = subjects.inbox(bus.process, box)
@@ -209,6 +216,9 @@ class QueuedModels(ModelClient):
         self._pool_of = {
             name: pool_name(spec) for name, spec in models.items() if spec.mixture is None
         }
+        self._specs = {pool_name(spec): spec for spec in models.values() if spec.mixture is None}
+        self._registered: dict[str, float] = {}
+        """When a pool was last said to be in use; whoever made the run said so first."""
         self._per_message = {
             pool_name(spec): (_PER_MESSAGE_SCRIPTED if spec.backend == "scripted" else _PER_MESSAGE)
             for spec in models.values()
@@ -311,8 +321,9 @@ class QueuedModels(ModelClient):
         rows = [r.columns() for r in requests if r.number in self._waiting]
         if not rows:
             return
+        deadline = time.time() + self._timeout  # afterwards nobody waits any more
         try:
-            data = pack_plain([self._inbox, self._run, rows, self._terms])
+            data = pack_plain([self._inbox, self._run, rows, self._terms, deadline])
         except CodecError as error:
             for request in requests:
                 self._fail(request.number, "internal", str(error))
@@ -325,7 +336,7 @@ class QueuedModels(ModelClient):
         subject = self._subjects.model_queue(pool)
         name = f"{self._inbox}/{requests[0].number}/{self._again}"
         async with self._publishing:
-            deadline = asyncio.get_running_loop().time() + self._timeout
+            await self._register(pool)
             while True:
                 try:
                     await self._bus.append(subject, data, message_id=name)
@@ -334,14 +345,24 @@ class QueuedModels(ModelClient):
                     # A full queue is back-pressure; a broker that is away comes back.
                     _log.warning("prompts wait to be queued", pool=pool, error=str(error))
                     last = str(error)
-                if (
-                    asyncio.get_running_loop().time() > deadline
-                    or len(data) > self._bus.max_payload
-                ):
+                if time.time() > deadline or len(data) > self._bus.max_payload:
                     break
                 await asyncio.sleep(_FULL_PAUSE)
         for request in requests:
             self._fail(request.number, "unreachable", f"the model queue takes no prompt: {last}")
+
+    async def _register(self, pool: str) -> None:
+        """Say now and then that a pool is in use: services close those that are not."""
+        now = time.monotonic()
+        if now - self._registered.setdefault(pool, now) < _REGISTER_EVERY:
+            return
+        self._registered[pool] = now
+        try:
+            bucket = await self._bus.bucket(self._subjects.bucket_pools)
+            await bucket.put(pool, self._specs[pool].model_dump_json().encode())
+        except BusError as error:
+            self._registered.pop(pool)
+            _log.warning("a pool can't be registered again", pool=pool, error=str(error))
 
     def _fail(self, number: int, kind: str, text: str) -> None:
         future = self._waiting.get(number)

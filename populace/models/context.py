@@ -87,14 +87,26 @@ async def fit_prompt(
     if policy == "none":
         fitted.fits = False
         return fitted
+    if max_tokens > limit // 2:
+        # An answer that may be longer than all that is said before it: rather a shorter one.
+        max_tokens = fitted.max_tokens = max(limit // 2, limit - known)
     first, stop = spare
-    left = list(messages)
-    while stop > first and known + max_tokens > limit:
-        # In pairs, so that roles go on alternating.
-        step = min(2, stop - first)
-        del left[first : first + step]
-        stop -= step
-        fitted.shortened += step
+    # In pairs, so that roles go on alternating. As few as will do, found by halving: each count
+    # may be a request.
+    none, all_ = 0, (stop - first + 1) // 2
+
+    def without(pairs: int) -> list[dict[str, Any]]:
+        return [*messages[:first], *messages[min(stop, first + 2 * pairs) :]]
+
+    while none < all_:
+        middle = (none + all_) // 2
+        if await _tokens(without(middle), max_tokens, limit, count) + max_tokens <= limit:
+            all_ = middle
+        else:
+            none = middle + 1
+    left = without(all_)
+    fitted.shortened = len(messages) - len(left)
+    if fitted.shortened:
         known = await _tokens(left, max_tokens, limit, count)
     if known + max_tokens > limit:
         fitted.max_tokens = max(min(_LEAST_ANSWER, max_tokens), limit - known)

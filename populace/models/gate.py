@@ -43,7 +43,8 @@ class Gate:
         """This process's share of what the whole installation may have under way."""
         self._freed = asyncio.Event()
         self._inside = 0
-        self._queue: deque[asyncio.Future[None]] = deque()
+        self._queue: deque[asyncio.Future[bool]] = deque()
+        self._closed = False
         self._since = time.monotonic()
         self._served = self._filled = self._pressed = 0
         self._settling = False
@@ -62,20 +63,24 @@ class Gate:
         """Slots that nobody has taken."""
         return self.limit - self.used
 
-    async def enter(self) -> None:
+    async def enter(self) -> bool:
         """Wait until one more request may really leave: batches take more than there is room for.
 
-        Every ``enter`` is followed by ``leave``.
+        Returns:
+            Whether it may; then it is followed by ``leave``. False: those that wait were turned
+            away, and are for another process.
         """
+        if self._closed or self.limit == 0:
+            return False
         if self._inside < self.limit and not self._queue:
             self._inside += 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            return True
+        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._queue.append(turn)
         try:
-            await turn
+            return await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if turn.done() and not turn.cancelled() and turn.result():
                 self.leave()  # it was let in, and does not want to any more
             raise
 
@@ -89,18 +94,36 @@ class Gate:
             turn = self._queue.popleft()
             if not turn.done():
                 self._inside += 1
-                turn.set_result(None)
+                turn.set_result(True)
+
+    def turn_away(self) -> None:
+        """Let nobody in who waits."""
+        queue, self._queue = self._queue, deque()
+        for turn in queue:
+            if not turn.done():
+                turn.set_result(False)
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._closed = True
+        self._freed.set()
+        self.turn_away()
 
     async def wait(self) -> int:
-        """Wait for a free slot; gives how many there are."""
-        while self.free <= 0:
+        """Wait for a free slot; gives how many there are, 0 once the gate is closed."""
+        while self.free <= 0 and not self._closed:
             self._freed.clear()
             await self._freed.wait()
-        return self.free
+        return 0 if self._closed else self.free
 
     def take(self, count: int) -> None:
         """Use slots; a batch may take a few more than there are."""
         self.used += count
+
+    def release(self, count: int) -> None:
+        """Slots that were taken were not needed: nothing was served in them."""
+        self.used -= count
+        self._freed.set()
 
     def give_back(self, count: int = 1) -> None:
         """Requests were answered."""
@@ -116,6 +139,8 @@ class Gate:
         self.cap = cap
         self._freed.set()
         self._let_in()
+        if self.limit == 0:
+            self.turn_away()  # what waits here would wait for ever
 
     def pressure(self) -> None:
         """The endpoint asked for less, or did not answer in time."""

@@ -168,6 +168,8 @@ class ModelHandle:
             return
         recent = latest(memory.messages, budget // 2)
         older = memory.messages[: len(memory.messages) - len(recent)]
+        if not older or (len(older) == 1 and str(older[0]["content"]).startswith(_SO_FAR)):
+            return  # there is nothing, or nothing new, to sum up
         told = "\n".join(f"{m['role']}: {m['content']}" for m in older)
         try:
             response = await self.generate(
@@ -181,8 +183,15 @@ class ModelHandle:
                 "a memory could not be summed up", agent=str(self._agent), error=str(failure)
             )
             return
-        summary: ChatMessage = {"role": "user", "content": f"{_SO_FAR} {response.text.strip()}"}
-        memory.messages[:] = [summary, *recent]
+        text = response.text.strip()
+        if not text:
+            _log.warning("the summary of a memory is empty", agent=str(self._agent))
+            return
+        # What was remembered meanwhile stays; if another has summed up these, they are gone.
+        now = memory.messages[: len(older)]
+        if len(now) == len(older) and all(a is b for a, b in zip(now, older, strict=True)):
+            summary: ChatMessage = {"role": "user", "content": f"{_SO_FAR} {text}"}
+            memory.messages[: len(older)] = [summary]
 
     async def generate(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from populace.models.serving import Cache
@@ -15,9 +14,6 @@ from shared.streams import append_patiently
 from shared.subjects import Subjects
 
 _log = get_logger(__name__)
-
-_READ_IDLE = 0.3
-_READ_WITHIN = 30.0
 
 Key = tuple[int, str, int, int, int]
 
@@ -68,16 +64,9 @@ class KeptAnswers:
             BusError: the stream can't be read.
         """
         found: dict[Key, ModelResponse] = {}
-        began = time.monotonic()
         subjects = tuple({self._subjects.model_kept(run, key[3]) for key in wanted})
-        async for message in self._bus.replay(
-            self._subjects.stream_kept, subjects, idle=_READ_IDLE
-        ):
-            # A run that goes on adds to the stream: what comes now was not there before.
-            if message is None or len(found) == len(wanted):
-                break
-            if time.monotonic() - began > _READ_WITHIN:
-                _log.warning("kept answers were not read to their end", run=run)
+        async for message in self._bus.read(self._subjects.stream_kept, subjects):
+            if len(found) == len(wanted):
                 break
             try:
                 rows = from_public(message.data)

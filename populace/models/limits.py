@@ -12,6 +12,7 @@ import abc
 import asyncio
 import hashlib
 import json
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,8 +28,10 @@ _AHEAD = 0.25
 """Seconds for which times are taken at once; more would starve others, less would ask too often."""
 _LONGEST_PAUSE = 60.0
 """An endpoint that wants longer is asked again after this: nobody should stand still for a day."""
-_ATTEMPTS = 200
-_RETRY = 0.002
+_FARTHEST = 3600.0
+"""A pace that lies further ahead was written by a clock that was wrong."""
+_COMPLAIN_EVERY = 200
+_RETRY, _SLOWER = 0.002, 0.1
 _BROKER_AWAY = 0.5
 
 
@@ -113,6 +116,8 @@ class RateLimiter:
         self._store = store
         self._times: list[float] = []
         self._taking = asyncio.Lock()
+        self._pausing: asyncio.Task[None] | None = None
+        self._until = 0.0
         self._waiting = 0
         self._owed = 0
         self.waited = 0.0
@@ -145,14 +150,24 @@ class RateLimiter:
 
     async def pause(self, seconds: float) -> None:
         """Nobody sends for a while: the endpoint said so."""
-        seconds = min(seconds, _LONGEST_PAUSE)
+        self._until = max(self._until, time.time() + min(seconds, _LONGEST_PAUSE))
+        if self._pausing is None or self._pausing.done():
+            # One for all that were told so in the same moment.
+            self._pausing = asyncio.ensure_future(self._pause())
+        await asyncio.shield(self._pausing)
+
+    async def _pause(self) -> None:
+        told = 0.0
 
         def later(pace: Pace) -> None:
-            until = time.time() + seconds
-            pace.request_at = max(pace.request_at, until)
-            pace.token_at = max(pace.token_at, until)
+            nonlocal told
+            told = self._until
+            pace.request_at = max(pace.request_at, told)
+            pace.token_at = max(pace.token_at, told)
 
-        await self._change(later)
+        async with self._taking:
+            while told < self._until:
+                await self._change(later)
 
     async def _take(self, tokens: int) -> float:
         at = 0.0
@@ -190,9 +205,14 @@ class RateLimiter:
         return at
 
     async def _change(self, change: Callable[[Pace], None]) -> None:
-        for _ in range(_ATTEMPTS):
+        """Change the shared pace, however long others or the broker keep it from that."""
+        tried = 0
+        while True:
             try:
                 pace, revision = await self._store.read()
+                farthest = time.time() + _FARTHEST
+                pace.request_at = min(pace.request_at, farthest)
+                pace.token_at = min(pace.token_at, farthest)
                 change(pace)
                 if await self._store.write(pace, revision):
                     return
@@ -202,8 +222,11 @@ class RateLimiter:
                 _log.warning("the pace can't be kept for now", error=str(error))
                 await asyncio.sleep(_BROKER_AWAY)
                 continue
-            await asyncio.sleep(_RETRY)
-        _log.error("the pace could not be kept: too many take part")
+            tried += 1
+            if tried % _COMPLAIN_EVERY == 0:
+                _log.warning("many services keep one pace; requests wait for it", tried=tried)
+            spread = min(_SLOWER, _RETRY * (1 + tried / 10))
+            await asyncio.sleep(random.uniform(spread / 2, spread))  # noqa: S311
 
 
 def endpoint_key(spec: ModelSpec) -> str:

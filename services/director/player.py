@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from populace.errors import BudgetSpentError, PopulaceError, ScenarioError
-from populace.models.accounts import Accounts, PriceTable
+from populace.models.accounts import KEPT_FOR, Accounts, PriceTable
 from populace.personas.people import find_people
 from populace.play import Player
 from populace.scenario_file import load_class
@@ -84,6 +84,11 @@ class Run:
             state, reason = "failed", f"the scenario raised {_described(error)}"
             _log.error("the scenario raised", run=self._info.run, trace=traceback.format_exc())
         self._info.state, self._info.reason = state, reason
+        if self._manifest:
+            try:
+                await self._accounts()  # of the round that was not finished, too
+            except BusError as error:
+                _log.warning("the run's accounts can't be read", error=str(error))
         # Told before it is noted: if this process dies between, the director tells it again.
         await self._tell(
             Status(
@@ -128,7 +133,7 @@ class Run:
     async def _accounts(self) -> Accounts:
         """What the model services have counted of this run."""
         found = Accounts()
-        bucket = await self._bus.bucket(self._subjects.bucket_usage)
+        bucket = await self._bus.bucket(self._subjects.bucket_usage, ttl=KEPT_FOR)
         for entry in await bucket.entries(f"{self._info.run}.>"):
             found.take_json(entry.value)
         self._manifest["usage"] = {
@@ -192,7 +197,6 @@ class Run:
             )
             await player.play()
             self._records = player.records
-            await self._accounts()
             self._manifest["workers_lost"] = world.lost
             if spec.profile:
                 self._manifest["profile"] = await world.profile()

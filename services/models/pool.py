@@ -15,13 +15,14 @@ from populace.models.backends import Backend
 from populace.models.backends.openai import OpenAIBackend
 from populace.models.gate import Gate
 from populace.models.kept import KeptAnswers
-from populace.models.serving import Serving
+from populace.models.serving import NotWantedError, Serving
 from shared.bus import Consumer, Delivery, keep_alive
 from shared.codec import from_public, pack_plain
 from shared.errors import BusError, CodecError, PopulaceError
 from shared.logs import get_logger
 from shared.messages.model import ModelRequest, ModelResponse, Terms
 from shared.messages.scenario import ModelSpec
+from shared.streams import append_patiently
 
 if TYPE_CHECKING:
     from services.models.server import ModelServer
@@ -37,19 +38,28 @@ _REMEMBER = 30.0
 """Seconds for which answers that were sent are sent again, should the connection have broken."""
 _REMEMBER_BYTES = 64 << 20
 _LATENCIES = 2000
+_HAND_ON_AFTER = 0.1
 
 
 class _Lot:
     """A message of prompts, and how many of them are not answered yet."""
 
-    __slots__ = ("delivery", "inbox", "left", "run", "terms")
+    __slots__ = ("asked", "deadline", "delivery", "inbox", "left", "run", "terms", "turned_away")
 
-    def __init__(self, delivery: Delivery, inbox: str, run: str, terms: Terms, left: int) -> None:
+    def __init__(
+        self, delivery: Delivery, inbox: str, run: str, terms: Terms, deadline: float, left: int
+    ) -> None:
         self.delivery = delivery
         self.inbox = inbox
         self.run = run
         self.terms = terms
+        self.deadline = deadline
+        """Unix time from which on nobody waits for answers."""
         self.left = left
+        self.asked = 0
+        """How many were let in, or answered otherwise."""
+        self.turned_away: list[ModelRequest] = []
+        """Those that are for another process."""
 
 
 class Pool:
@@ -93,6 +103,13 @@ class Pool:
         """Messages of prompts under way, by their numbers in the stream."""
         self._sent: deque[tuple[float, str, bytes]] = deque()
         self._sent_bytes = 0
+        self.used_at = time.monotonic()
+        """When it last took prompts, or was asked for."""
+
+    @property
+    def idle_for(self) -> float:
+        """Seconds for which there was nothing to do."""
+        return 0.0 if self._tasks or self.queued else time.monotonic() - self.used_at
 
     def _pressed(self, kind: str, seconds: float) -> None:
         self.pressed += 1
@@ -111,8 +128,7 @@ class Pool:
             ack_wait=ACK_WAIT,
             max_waiting_acks=100_000,
         )
-        while not server.stopping:
-            free = await self.gate.wait()
+        while free := await self.gate.wait():
             # A message holds a few prompts; taking one at a time near the limit keeps this
             # worker from hoarding what others could answer.
             wanted = max(1, min(_MOST_MESSAGES, free // _PER_MESSAGE))
@@ -121,21 +137,22 @@ class Pool:
 
     def _take(self, delivery: Delivery) -> None:
         try:
-            inbox, run, rows, *rest = from_public(delivery.data)
-            terms = Terms.from_plain(rest[0]) if rest else Terms()
+            inbox, run, rows, terms_, deadline = from_public(delivery.data)
+            terms = Terms.from_plain(terms_)
             requests = [ModelRequest.from_columns(row) for row in rows]
         except (CodecError, ValueError, TypeError) as error:
             _log.error("a prompt can't be read and is dropped", error=str(error))
             self._start(delivery.term())
             return
-        if run in self._server.over:
+        if run in self._server.over or time.time() > deadline:
             self._start(delivery.ack())
             return
         if delivery.sequence in self._in_hand:
             return  # this process was too slow to say that it is still at work
         self._in_hand.add(delivery.sequence)
         self.gate.take(len(requests))
-        lot = _Lot(delivery, inbox, run, terms, len(requests))
+        self.used_at = time.monotonic()
+        lot = _Lot(delivery, inbox, run, terms, deadline, len(requests))
         self._start(self._answer_lot(lot, requests))
 
     def _start(self, work: Any) -> None:
@@ -152,7 +169,7 @@ class Pool:
                 except BusError as error:
                     # Not acknowledged: it comes again.
                     _log.warning("kept answers can't be read", run=lot.run, error=str(error))
-                    self.gate.give_back(len(requests))
+                    self.gate.release(len(requests))
                     self._in_hand.discard(lot.delivery.sequence)
                     return
             if lot.delivery.attempt > _MAX_DELIVERIES:
@@ -179,16 +196,29 @@ class Pool:
                 continue
             response.number = request.number
             response.details["kept"] = True
+            lot.asked += 1
             self._answered(lot, request, response)
         return left
 
+    def _wanted(self, lot: _Lot) -> bool:
+        return lot.run not in self._server.over and time.time() <= lot.deadline
+
     async def _answer(self, lot: _Lot, request: ModelRequest) -> None:
         try:
-            await self.gate.enter()
+            if not await self.gate.enter():
+                self._turned_away(lot, request)
+                return
+            lot.asked += 1
             try:
-                response = await self.serving.serve(request, lot.run, lot.terms)
+                response = await self.serving.serve(
+                    request, lot.run, lot.terms, lambda: self._wanted(lot)
+                )
             finally:
                 self.gate.leave()
+        except NotWantedError:
+            self.gate.release(1)
+            await self._done(lot, 1)
+            return
         except Exception as error:
             _log.exception("a back end raised", pool=self.name)
             text = f"{type(error).__name__}: {error}"
@@ -202,6 +232,46 @@ class Pool:
             if response.seconds:
                 self.latencies.append(response.seconds)
         self._answered(lot, request, response)
+
+    # Handing on what can't be asked here
+    def _turned_away(self, lot: _Lot, request: ModelRequest) -> None:
+        lot.turned_away.append(request)
+        if len(lot.turned_away) == 1:
+            self._start(self._hand_on(lot))  # begins after all of this moment were turned away
+
+    async def _hand_on(self, lot: _Lot) -> None:
+        """Give the prompts that were turned away to another process."""
+        requests, lot.turned_away = lot.turned_away, []
+        try:
+            whole = lot.asked == 0 and lot.left == len(requests)
+            if whole and lot.delivery.attempt < _MAX_DELIVERIES - 1:
+                self._in_hand.discard(lot.delivery.sequence)
+                await lot.delivery.nak(_HAND_ON_AFTER)
+                return
+            rows = [request.columns() for request in requests]
+            data = pack_plain([lot.inbox, lot.run, rows, lot.terms.plain(), lot.deadline])
+            name = f"{self._server.bus.process}/rest/{lot.delivery.sequence}/{requests[0].number}"
+            await append_patiently(
+                self._server.bus,
+                self._server.subjects.model_queue(self.name),
+                data,
+                headers={},
+                message_id=name,
+            )
+            await self._done(lot, len(requests))
+        except BusError as error:
+            # Not acknowledged: all of it comes again, what was answered from the kept answers.
+            _log.warning("prompts can't be handed on", pool=self.name, error=str(error))
+            self._in_hand.discard(lot.delivery.sequence)
+        finally:
+            self.gate.release(len(requests))
+
+    async def _done(self, lot: _Lot, count: int) -> None:
+        """So many of a lot need nothing more; the last has it acknowledged."""
+        lot.left -= count
+        if lot.left == 0:
+            await lot.delivery.ack()
+            self._in_hand.discard(lot.delivery.sequence)
 
     def _answered(self, lot: _Lot, request: ModelRequest, response: ModelResponse) -> None:
         self.gate.give_back()
@@ -223,10 +293,7 @@ class Pool:
                     out = [(lot, request, _passable(response)) for lot, request, response in out]
                     await self._hand_out(out)
                 for lot, _, _ in out:
-                    lot.left -= 1
-                    if lot.left == 0:
-                        await lot.delivery.ack()
-                        self._in_hand.discard(lot.delivery.sequence)
+                    await self._done(lot, 1)
         finally:
             self._flushing = False
 
@@ -261,11 +328,14 @@ class Pool:
                 self.serving.accounts.pop(run, None)
                 continue
             accounts = self.serving.accounts.get(run)
-            if accounts is not None:
+            if accounts is None:
+                continue
+            for block, data in accounts.changed().items():
                 try:
-                    key = f"{run}.{self._server.bus.process}-{self.name}"
-                    await self._server.usage.put(key, accounts.to_json())
+                    key = f"{run}.{self._server.bus.process}-{self.name}.{block}"
+                    await self._server.usage.put(key, data)
                 except BusError as error:
+                    accounts.again(block)
                     _log.warning("accounts can't be written", run=run, error=str(error))
 
     def _send(self, out: list[tuple[_Lot, ModelRequest, ModelResponse]]) -> None:
@@ -333,8 +403,14 @@ class Pool:
             "waited_for_limits": round(limiter.waited, 3) if limiter is not None else 0.0,
         }
 
+    async def finish(self, within: float) -> None:
+        """Hand on what has not left for the engine, and wait for what has, for so many seconds."""
+        self.gate.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=within)
+
     async def close(self) -> None:
-        """Give up what is under way (the broker will give it to another), and close."""
+        """Give up what is still under way (the broker will give it to another), and close."""
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:

@@ -7,10 +7,11 @@ prompts to another after a while. Prompts of runs that are over are dropped.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from typing import Any
 
-from populace.models.accounts import BudgetKeeper, SharedBudget
+from populace.models.accounts import KEPT_FOR, BudgetKeeper, SharedBudget
 from populace.models.backends import Backend, make_backend
 from populace.models.kept import SharedCache
 from populace.models.limits import RateLimiter, SharedPace, endpoint_key
@@ -31,6 +32,11 @@ _POOLS_EVERY = 0.5
 _SERVERS_TTL = 6.0
 _TOLD_EVERY = 2.0
 _END_WITHIN = 5.0
+_FINISH_WITHIN = 8.0
+"""Seconds that requests under way get to end, when the service is told to."""
+_IDLE = 600.0
+"""Seconds after which a pool that nobody uses is closed; clients register more often than that."""
+_FAILED_AGAIN = 30.0
 _REMEMBERED_RUNS = 10_000
 
 
@@ -48,7 +54,7 @@ class ModelServer:
         self._pulls: dict[str, asyncio.Task[None]] = {}
         self._starting = asyncio.Lock()
         self._budgets: dict[str, BudgetKeeper] = {}
-        self._shares: dict[str, int] = {}
+        self._shares: dict[str, list[str]] = {}
         self.usage: KeyValue
         """The bucket of accounts."""
 
@@ -68,13 +74,18 @@ class ModelServer:
             pool = self._pools.get(name)
             if pool is None:
                 backend = make_backend(spec, self.settings)
-                await backend.start()
-                serving = await self._serving(spec, backend)
+                try:
+                    await backend.start()
+                    serving = await self._serving(spec, backend)
+                except BaseException:
+                    await backend.close()
+                    raise
                 pool = self._pools[name] = Pool(self, name, spec, backend, serving)
                 if spec.limits is not None and spec.limits.concurrency is not None:
                     pool.gate.share(0)  # until it is known how many share it
                 self._pulls[name] = asyncio.ensure_future(self._pull(pool))
                 _log.info("pool is served", pool=name, backend=backend.name, slots=pool.gate.most)
+            pool.used_at = time.monotonic()
         return pool
 
     async def _serving(self, spec: ModelSpec, backend: Backend) -> Serving:
@@ -88,7 +99,7 @@ class ModelServer:
         """The keeper of a run's budget: one for all pools of this process."""
         held = self._budgets.get(run)
         if held is None:
-            bucket = await self.bus.bucket(self.subjects.bucket_budgets)
+            bucket = await self.bus.bucket(self.subjects.bucket_budgets, ttl=KEPT_FOR)
             held = self._budgets.get(run)
             if held is None:
                 store = SharedBudget(bucket, run)
@@ -99,6 +110,7 @@ class ModelServer:
         while not self.stopping:
             try:
                 await pool.pull()
+                return
             except PopulaceError as error:
                 _log.warning("pulling prompts starts anew", pool=pool.name, error=str(error))
                 await asyncio.sleep(1.0)
@@ -150,40 +162,94 @@ class ModelServer:
                 limited = [
                     p for p in self._pools.values() if p.spec.limits and p.spec.limits.concurrency
                 ]
+                # By endpoint: several pools may ask the same one, in one process or in many.
                 for pool in limited:
-                    await bucket.put(f"{pool.name}.{self.bus.process}", b"1")
+                    key = f"{endpoint_key(pool.spec)}.{self.bus.process}.{pool.name}"
+                    await bucket.put(key, b"1")
                 if limited:
-                    there = [entry.key.split(".") for entry in await bucket.entries()]
+                    there = [entry.key for entry in await bucket.entries()]
                     for pool in limited:
-                        assert pool.spec.limits is not None
-                        names = sorted(k[1] for k in there if k[0] == pool.name)
-                        most = pool.spec.limits.concurrency or 1
-                        mine = names.index(self.bus.process) if self.bus.process in names else 0
-                        share = most // max(1, len(names)) + (mine < most % max(1, len(names)))
-                        if self._shares.get(pool.name) == len(names):
-                            pool.gate.share(share)
-                        else:  # the others must have heard of it before more are under way
-                            pool.gate.share(min(share, pool.gate.cap or 0))
-                        self._shares[pool.name] = len(names)
+                        self._share(pool, there)
             except BusError as error:
                 _log.warning("slots can't be shared for now", error=str(error))
             await asyncio.sleep(_TOLD_EVERY)
 
+    def _share(self, pool: Pool, there: list[str]) -> None:
+        """Give a pool its share of what may be under way at its endpoint.
+
+        Args:
+            pool: one whose specification says how much that is.
+            there: all pools that take part, as ``endpoint.process.pool``.
+        """
+        endpoint = endpoint_key(pool.spec)
+        names = sorted(key for key in there if key.startswith(f"{endpoint}."))
+        own = f"{endpoint}.{self.bus.process}.{pool.name}"
+        if own not in names:
+            return  # too slow to say that it is there; others may count on its share
+        assert pool.spec.limits is not None
+        most = pool.spec.limits.concurrency or 1
+        share = most // len(names) + (names.index(own) < most % len(names))
+        if self._shares.get(pool.name) == names:
+            pool.gate.share(share)
+        else:  # the others must have heard of it before more are under way
+            pool.gate.share(min(share, pool.gate.cap or 0))
+        self._shares[pool.name] = names
+
+    async def _beat(self) -> None:
+        """Have the shared budgets know that what is promised here is still under way."""
+        while not self.stopping:
+            for budget in list(self._budgets.values()):
+                budget.beat()
+            await asyncio.sleep(_TOLD_EVERY)
+
+    async def _close_idle(self, bucket: KeyValue) -> None:
+        """Close pools that nobody has used for long: a sweep makes very many."""
+        for name, pool in list(self._pools.items()):
+            if pool.idle_for < _IDLE:
+                continue
+            _log.info("pool is closed, as nobody uses it", pool=name)
+            del self._pools[name]
+            self._shares.pop(name, None)
+            await bucket.delete(name)
+            await self._finish({name: pool}, _END_WITHIN)
+
+    async def _finish(self, pools: dict[str, Pool], within: float) -> None:
+        """Stop taking for these pools, hand on what waits, finish what is under way."""
+        for pool in pools.values():
+            pool.gate.close()
+        pulls = [self._pulls.pop(name) for name in pools if name in self._pulls]
+        if pulls:
+            # They end by themselves: one that is cancelled while it fetches loses what comes.
+            _, late = await asyncio.wait(pulls, timeout=_END_WITHIN)
+            for task in late:
+                task.cancel()
+        await asyncio.gather(*(pool.finish(within) for pool in pools.values()))
+        for pool in pools.values():
+            await pool.close()
+
     async def _watch_pools(self) -> None:
         """Serve pools that were registered, also by programs that asked for no check."""
         bucket = None
-        failed: set[str] = set()
+        seen: dict[str, int] = {}
+        failed: dict[str, float] = {}
         while not self.stopping:
             try:
                 bucket = bucket or await self.bus.bucket(self.subjects.bucket_pools)
                 for entry in await bucket.entries():
-                    if entry.key in self._pools or entry.key in failed:
+                    if entry.key in self._pools:
+                        if seen.get(entry.key) != entry.revision:  # registered again: it is in use
+                            self._pools[entry.key].used_at = time.monotonic()
+                            seen[entry.key] = entry.revision
+                        continue
+                    if time.monotonic() < failed.get(entry.key, 0.0):
                         continue
                     try:
                         await self.pool(ModelSpec.model_validate_json(entry.value))
+                        failed.pop(entry.key, None)
                     except (PopulaceError, ValueError) as error:
-                        failed.add(entry.key)
+                        failed[entry.key] = time.monotonic() + _FAILED_AGAIN
                         _log.error("a pool can't be served here", pool=entry.key, error=str(error))
+                await self._close_idle(bucket)
             except BusError as error:
                 _log.warning("pools can't be read", error=str(error))
             await asyncio.sleep(_POOLS_EVERY)
@@ -197,7 +263,7 @@ class ModelServer:
         await ensure_streams(self.bus, self.subjects)
         await self.bus.ensure_stream(kept_stream(self.subjects))
         await self.bus.ensure_stream(cache_stream(self.subjects))
-        self.usage = await self.bus.bucket(self.subjects.bucket_usage)
+        self.usage = await self.bus.bucket(self.subjects.bucket_usage, ttl=KEPT_FOR)
         self.bus.on_event(self._event)
         await self.bus.subscribe(self.subjects.run_status(), self._status)
         await serve(self.bus, self.subjects.model_check, CheckModel, self.check, queue="models")
@@ -206,19 +272,21 @@ class ModelServer:
             asyncio.ensure_future(self._watch_pools()),
             asyncio.ensure_future(self._share_slots()),
             asyncio.ensure_future(self._watch_queues()),
+            asyncio.ensure_future(self._beat()),
         ]
         _log.info("model service is up")
         try:
             await self.context.stopping.wait()
         finally:
-            tasks = [*background, *self._pulls.values()]
-            for task in tasks:
+            for task in background:
                 task.cancel()
             # With a bound, and loops that look for themselves: the client's publish can swallow a
             # cancellation.
-            await asyncio.wait(tasks, timeout=_END_WITHIN)
-            for pool in self._pools.values():
-                await pool.close()
+            await asyncio.wait(background, timeout=_END_WITHIN)
+            await self._finish(dict(self._pools), _FINISH_WITHIN)
+            closing = [asyncio.ensure_future(b.close()) for b in self._budgets.values()]
+            if closing:
+                await asyncio.wait(closing, timeout=_END_WITHIN)
 
 
 async def main(context: ServiceContext) -> None:

@@ -305,6 +305,19 @@ class Bus(abc.ABC):
         """
 
     @abc.abstractmethod
+    def read(
+        self, stream: str, subjects: tuple[str, ...], *, patience: float = 30.0
+    ) -> AsyncIterator[Message]:
+        """What the stream holds on the subjects by now, oldest first; then it ends.
+
+        What is added meanwhile may come too. Each message comes once, whatever becomes of the
+        connection.
+
+        Raises:
+            BusError: nothing came for ``patience`` seconds though there is more.
+        """
+
+    @abc.abstractmethod
     async def last(self, stream: str, subject: str) -> Message | None:
         """The latest message that the stream holds on a subject (no wildcards), or None.
 

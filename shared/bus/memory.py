@@ -532,6 +532,14 @@ class MemoryBus(Bus):
                 except TimeoutError:
                     yield None
 
+    async def read(
+        self, stream: str, subjects: tuple[str, ...], *, patience: float = 30.0
+    ) -> AsyncIterator[Message]:
+        """See ``Bus.read``."""
+        for stored in list(self._stream(stream).messages.values()):
+            if any(subject_matches(subject, stored.subject) for subject in subjects):
+                yield Message(stored.subject, stored.data, "", stored.headers)
+
     async def bucket(
         self,
         name: str,

@@ -59,6 +59,7 @@ _LIST_WITHIN = 20.0
 _OUTBOX_LIMIT = 256 << 20
 _HEADROOM = 16 << 10
 """Bytes of a message left to headers and the protocol."""
+_READ_AT_ONCE, _READ_IDLE, _READ_PAUSE = 100, 2.0, 0.2
 _PENDING_MESSAGES = 524_288
 _PENDING_BYTES = 512 << 20
 
@@ -599,22 +600,7 @@ class NatsBus(Bus):
             while True:
                 try:
                     if inner is None:
-                        config = api.ConsumerConfig(
-                            filter_subjects=list(subjects),
-                            ack_policy=api.AckPolicy.NONE,
-                            inactive_threshold=60.0,
-                            deliver_policy=(
-                                api.DeliverPolicy.BY_START_SEQUENCE
-                                if last
-                                else api.DeliverPolicy.ALL
-                            ),
-                            opt_start_seq=last + 1 if last else None,
-                        )
-                        info = await self._js.add_consumer(stream, config)
-                        inner = await self._js.pull_subscribe_bind(
-                            consumer=info.name, stream=stream
-                        )
-                        self._pulls.add(inner)
+                        inner, _ = await self._reader(stream, subjects, last)
                     messages = await inner.fetch(100, timeout=idle)
                 except TimeoutError:
                     yield None
@@ -632,9 +618,63 @@ class NatsBus(Bus):
                     yield Message(message.subject, message.data, "", message.headers)
         finally:
             if inner is not None:
-                self._pulls.discard(inner)
-                with contextlib.suppress(nats.errors.Error):
-                    await inner.unsubscribe()
+                await self._end_reader(inner)
+
+    async def _reader(self, stream: str, subjects: tuple[str, ...], last: int) -> tuple[Any, int]:
+        """Begin to read a stream after a sequence number; also gives how much there is to read."""
+        config = api.ConsumerConfig(
+            filter_subjects=list(subjects),
+            ack_policy=api.AckPolicy.NONE,
+            inactive_threshold=60.0,
+            mem_storage=True,
+            deliver_policy=(api.DeliverPolicy.BY_START_SEQUENCE if last else api.DeliverPolicy.ALL),
+            opt_start_seq=last + 1 if last else None,
+        )
+        info = await self._js.add_consumer(stream, config)
+        inner = await self._js.pull_subscribe_bind(consumer=info.name, stream=stream)
+        self._pulls.add(inner)
+        return inner, info.num_pending or 0
+
+    async def _end_reader(self, inner: Any) -> None:
+        self._pulls.discard(inner)
+        with contextlib.suppress(nats.errors.Error):
+            await inner.unsubscribe()
+
+    async def read(
+        self, stream: str, subjects: tuple[str, ...], *, patience: float = 30.0
+    ) -> AsyncIterator[Message]:
+        """See ``Bus.read``."""
+        last = 0
+        inner: Any = None
+        heard = time.monotonic()
+        try:
+            while True:
+                messages: list[Any] = []
+                try:
+                    if inner is None:
+                        inner, left = await self._reader(stream, subjects, last)
+                    if left > 0:
+                        messages = await inner.fetch(min(left, _READ_AT_ONCE), timeout=_READ_IDLE)
+                except (TimeoutError, nats.errors.Error) as error:
+                    # What was under way when a connection broke does not come again by itself.
+                    if self._closed or time.monotonic() - heard > patience:
+                        raise BusError(f"the stream {stream!r} can't be read: {error}") from error
+                    _log.debug("reading a stream again", stream=stream, error=str(error))
+                    if inner is not None:
+                        await self._end_reader(inner)
+                        inner = None
+                    await asyncio.sleep(_READ_PAUSE)
+                    continue
+                heard = time.monotonic()
+                for message in messages:
+                    last = message.metadata.sequence.stream
+                    yield Message(message.subject, message.data, "", message.headers)
+                left -= len(messages)
+                if left <= 0:
+                    return
+        finally:
+            if inner is not None:
+                await self._end_reader(inner)
 
     async def bucket(self, name: str, *, ttl: float = 0.0, history: int = 1) -> KeyValue:
         """See ``Bus.bucket``."""

@@ -134,7 +134,23 @@ class ModelResponse:
             raise CodecError(f"a model response has the wrong shape: {error}") from None
 
 
-_HOW_ASKED = {"temperature", "top_p", "max_tokens", "memory", "price"}
+_HOW_ASKED = {"temperature", "top_p", "max_tokens", "memory", "price", "repair", "context"}
+
+
+@dataclass(slots=True, frozen=True)
+class Handling:
+    """What a service does where a prompt or an answer does not fit."""
+
+    policy: str = "window"
+    """As in ``MemorySpec``."""
+    repair: bool = True
+    context: int | None = None
+    """Tokens that prompt and answer may have together, where the scenario says so."""
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> Handling:
+        """As a model's specification says."""
+        return cls(spec.memory.policy, spec.repair, spec.context)
 
 
 @dataclass(slots=True)
@@ -148,12 +164,15 @@ class Terms:
     """By model: money for a million tokens in, and out."""
     keep: bool = True
     """Whether answers are kept."""
+    handling: dict[str, Handling] = field(default_factory=dict)
+    """By model."""
     contexts: dict[str, int] = field(default_factory=dict)
     """By model: tokens that its endpoint says it can take. For the agents' side alone."""
 
     def plain(self) -> list[Any]:
         """As they travel."""
-        return [self.cache, self.budget, self.prices, self.keep]
+        handling = {k: [h.policy, h.repair, h.context] for k, h in self.handling.items()}
+        return [self.cache, self.budget, self.prices, self.keep, handling]
 
     @classmethod
     def from_plain(cls, value: Any) -> Terms:
@@ -163,8 +182,14 @@ class Terms:
             CodecError: they have another shape.
         """
         try:
-            cache, budget, prices, keep = value
-            return cls(cache, budget, {k: (p[0], p[1]) for k, p in prices.items()}, bool(keep))
+            cache, budget, prices, keep, handling = value
+            return cls(
+                cache,
+                budget,
+                {k: (p[0], p[1]) for k, p in prices.items()},
+                bool(keep),
+                {k: Handling(*h) for k, h in handling.items()},
+            )
         except (TypeError, ValueError, AttributeError, IndexError) as error:
             raise CodecError(f"a run's terms have the wrong shape: {error}") from None
 
@@ -172,9 +197,10 @@ class Terms:
 def pool_name(spec: ModelSpec) -> str:
     """The work queue's name for all models that are served alike: equal endpoint, equal queue.
 
-    How a single request is to be answered (temperature, length) travels with the request.
+    How a single request is to be answered (temperature, length) travels with the request, and what
+    is done where it does not fit with the run's terms.
     """
-    if spec.backend == "embedded":
-        return "embedded"
+    if not spec.model_dump(exclude={"backend", *_HOW_ASKED}, exclude_defaults=True):
+        return spec.backend  # nothing is said that makes it differ from another of its kind
     told = spec.model_dump_json(exclude=_HOW_ASKED)
     return f"{spec.backend}-{hashlib.blake2b(told.encode(), digest_size=6).hexdigest()}"

@@ -86,7 +86,8 @@ class MemorySpec(Strict):
     """"window": the latest messages are sent; "summary": older ones are summed up by the model, and
     forgotten; "none": nothing is left out, and a prompt that would not fit fails unsent."""
     tokens: int | None = Field(default=None, ge=16)
-    """Budget; default: half of what the model can take."""
+    """Budget; default: of "window" whatever fits beside the prompt, of "summary" half of what the
+    model can take."""
 
 
 class Mixture(Strict):

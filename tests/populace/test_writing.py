@@ -232,8 +232,7 @@ async def test_the_scripted_model_writes_texts_that_differ() -> None:
     backend = ScriptedBackend(
         ModelSpec(backend="scripted", script=ScriptSpec(text="{words}. {words}."))
     )
-    spec = ModelSpec(backend="scripted")
-    one = writer(Answerer(backend, spec).answer)
+    one = writer(Answerer(backend).answer)
     texts = [(i, (await one.write(i, ROW)).background) for i in range(100)]
     assert alike(texts, 0.5) == {}
     assert all(len(text) >= 40 for _, text in texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -316,6 +317,21 @@ async def test_replay_from_the_beginning_and_on(bus_maker: Maker) -> None:
         if got == [b"1", b"2"]:
             break
     assert quiet >= 1
+
+
+async def test_reading_ends_with_what_is_held(bus_maker: Maker) -> None:
+    bus = await bus_maker()
+    name, subject = await stream(bus)
+    assert [m async for m in bus.read(name, (subject,))] == []
+    for i in range(250):
+        await bus.append(subject, str(i).encode())
+        if i % 50 == 0:
+            await bus.append(f"{name}.other", b"not this")
+    began = time.monotonic()
+    found = [int(m.data) async for m in bus.read(name, (subject,))]
+    assert found == list(range(250))
+    assert time.monotonic() - began < 2
+    assert len([m async for m in bus.read(name, (subject, f"{name}.other"))]) == 255
 
 
 async def test_a_bucket_of_values(bus_maker: Maker) -> None:

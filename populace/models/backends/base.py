@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import abc
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from shared.messages.model import ModelRequest, ModelResponse
+
+Admit = Callable[[ModelRequest], Awaitable[None]]
+"""Awaited before each request that leaves for an engine: it waits for the limits to allow it, and
+raises if the request is not wanted any more."""
+
+
+async def let_in(request: ModelRequest) -> None:
+    """The ``Admit`` that lets every request leave at once."""
 
 
 class Backend(abc.ABC):
@@ -39,18 +48,23 @@ class Backend(abc.ABC):
         """Tokens of a conversation by the model's own tokenizer; None if it doesn't tell."""
         return None
 
-    async def timed_answer(self, request: ModelRequest) -> ModelResponse:
-        """``answer``, and how long it took."""
+    async def timed_answer(self, request: ModelRequest, admit: Admit = let_in) -> ModelResponse:
+        """``answer``, admitted, and how long it took from then on."""
+        await admit(request)
         began = time.monotonic()
-        response = await self.answer(request)
+        response = await self.answer(request, admit)
         response.seconds = time.monotonic() - began
         return response
 
     @abc.abstractmethod
-    async def answer(self, request: ModelRequest) -> ModelResponse:
+    async def answer(self, request: ModelRequest, admit: Admit = let_in) -> ModelResponse:
         """Answer one prompt, as it is. Failures are responses with an error kind, not exceptions.
 
         A schema is for guided decoding, where the engine has it; nothing is parsed here.
+
+        Args:
+            request: the prompt, admitted already.
+            admit: for each further request that it takes.
         """
 
     @abc.abstractmethod

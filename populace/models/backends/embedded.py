@@ -12,7 +12,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from populace.models.backends.base import Backend
+from populace.models.backends.base import Admit, Backend, let_in
 from populace.models.backends.openai import OpenAIBackend
 from shared.errors import InvalidInputError, PopulaceError
 from shared.logs import get_logger
@@ -104,10 +104,10 @@ class EmbeddedBackend(Backend):
         await self._inner.check()
         return {"model": self._weights.name, "context": _CONTEXT}
 
-    async def answer(self, request: ModelRequest) -> ModelResponse:
+    async def answer(self, request: ModelRequest, admit: Admit = let_in) -> ModelResponse:
         """Answer one prompt."""
         assert self._inner is not None
-        return await self._inner.answer(request)
+        return await self._inner.answer(request, admit)
 
     async def count(self, messages: list[dict[str, Any]]) -> int | None:
         """Tokens of a conversation by the model's own tokenizer."""

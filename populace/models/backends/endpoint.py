@@ -30,6 +30,9 @@ _LONGEST_AWAY = 15.0
 _ASIDE_WITHIN = 10.0
 _LONGEST_PAUSE = 60.0
 
+_GATEWAY = (502, 503, 504)
+"""Said on behalf of a server that is not there, or is not ready."""
+
 RETRY = "retry_after"
 """In a response's details: the fault may pass, and after how many seconds (0: the endpoint
 didn't say)."""
@@ -61,6 +64,8 @@ class Endpoint:
         self._down_since: float | None = None
         self._probing = False
         self._count_by: str | None = ""
+        self._aside_failed = False
+        """Whether one of the last questions aside was not answered at all."""
 
     # Being there
     @property
@@ -117,23 +122,19 @@ class Endpoint:
         try:
             async with session.post(self._chat, data=body) as reply:
                 text = await reply.read()
-                self._faults, self._down_since = 0, None  # whatever it says, it is there
+                if reply.status not in _GATEWAY:
+                    self._faults, self._down_since = 0, None  # whatever it says, it is there
                 if reply.status != 200:
                     return self._refused(request, reply, text.decode("utf-8", "replace"))
             content = orjson.loads(text)
+        except aiohttp.ConnectionTimeoutError as error:  # before it could be asked anything
+            return self._is_down(request, error)
         except TimeoutError:
             return self.failed(
                 request, "timeout", f"{self.url} did not answer within {self._timeout:g} s", 0.0
             )
         except (aiohttp.ClientError, OSError) as error:
-            if self._down_since is None:
-                self._down_since = time.monotonic()
-            if self.away_for <= 0:
-                # Each further fault in a row, and it is left alone for longer.
-                self.leave_alone(min(_LONGEST_AWAY, _AWAY * 2 ** min(self._faults, 6)))
-                self._faults += 1
-            text_ = f"the model endpoint {self.url} can't be reached: {error!s}"
-            return self.failed(request, "unreachable", text_, 0.0)
+            return self._is_down(request, error)
         except ValueError as error:
             return self.failed(
                 request,
@@ -141,9 +142,21 @@ class Endpoint:
                 f"{self.url} answered with something else than JSON: {error}",
                 0.0,
             )
-        self._faults = 0
-        self._down_since = None
         return self._answered(request, content)
+
+    def _is_down(
+        self, request: ModelRequest, said: object, retry_after: float = 0.0
+    ) -> ModelResponse:
+        """It can't be reached: it is waited for."""
+        if self._down_since is None:
+            self._down_since = time.monotonic()
+        if self.away_for <= 0:
+            # Each further fault in a row, and it is left alone for longer.
+            pause = max(retry_after, _AWAY * 2 ** min(self._faults, 6))
+            self.leave_alone(min(_LONGEST_AWAY, pause))
+            self._faults += 1
+        text = f"the model endpoint {self.url} can't be reached: {said!s}"
+        return self.failed(request, "unreachable", text, 0.0)
 
     def _body(self, request: ModelRequest) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -173,6 +186,8 @@ class Endpoint:
                 pause = max(0.0, float(reply.headers.get("Retry-After", 0.0)))
             except ValueError:
                 pause = 0.0
+            if reply.status in _GATEWAY:
+                return self._is_down(request, message, pause)
             if reply.status == 429:
                 self.leave_alone(min(pause, _LONGEST_PAUSE))
             return self.failed(
@@ -201,10 +216,8 @@ class Endpoint:
         try:
             choice = content["choices"][0]
             message = choice["message"]
-            text = message.get("content") or ""
+            text = _text_of(message.get("content"))
             finish = choice.get("finish_reason") or "stop"
-            if not isinstance(text, str):
-                raise TypeError
         except (KeyError, IndexError, TypeError, AttributeError):
             said = str(content)[:200]
             return self.failed(
@@ -239,11 +252,14 @@ class Endpoint:
     async def find_context(self) -> int | None:
         """How many tokens it takes together, if it tells: vLLM and llama.cpp do."""
         for path, places in (
-            ("/v1/models", ("data", 0, "max_model_len")),
+            ("/v1/models", ("max_model_len",)),
             ("/props", ("default_generation_settings", "n_ctx")),
         ):
             found = await self._aside("GET", path)
             try:
+                if path == "/v1/models":
+                    listed = found["data"]
+                    found = next((m for m in listed if m["id"] == self._model), listed[0])
                 for place in places:
                     found = found[place]
             except (KeyError, IndexError, TypeError):
@@ -257,6 +273,7 @@ class Endpoint:
         """Tokens of a conversation, if it tells; it is asked how only once."""
         if self._count_by is None:
             return None
+        self._aside_failed = False
         if self._count_by in ("", "vllm"):
             told = await self._aside(
                 "POST", "/tokenize", {"model": self._model, "messages": messages}
@@ -272,8 +289,8 @@ class Endpoint:
                 if isinstance(told, dict) and isinstance(told.get("tokens"), list):
                     self._count_by = "llama"
                     return len(told["tokens"]) + 1
-        if self._count_by == "":
-            self._count_by = None
+        if self._count_by == "" and not self._aside_failed:
+            self._count_by = None  # it said that it doesn't know how
         return None
 
     async def _aside(self, method: str, path: str, body: Any = None) -> Any:
@@ -282,6 +299,25 @@ class Endpoint:
         try:
             async with asyncio.timeout(_ASIDE_WITHIN):
                 async with self._session.request(method, f"{self.url}{path}", json=body) as reply:
-                    return await reply.json(content_type=None) if reply.status == 200 else None
-        except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
+                    if reply.status == 200:
+                        return await reply.json(content_type=None)
+                    self._aside_failed |= reply.status == 429 or reply.status >= 500
+                    return None
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            self._aside_failed = True
             return None
+        except ValueError:
+            return None
+
+
+def _text_of(content: Any) -> str:
+    """The text in a message's content, which may come in parts.
+
+    Raises:
+        TypeError: it is of some other shape.
+    """
+    if isinstance(content, list):
+        return "".join(p["text"] for p in content if p.get("type") == "text")
+    if content is not None and not isinstance(content, str):
+        raise TypeError
+    return content or ""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from populace.models.backends.base import Backend
+from populace.models.backends.base import Admit, Backend, let_in
 from populace.models.backends.endpoint import RETRY, Endpoint
 from shared.errors import InvalidInputError, PopulaceError
 from shared.messages.model import ModelRequest, ModelResponse
@@ -105,7 +105,9 @@ class OpenAIBackend(Backend):
             max_tokens=1,
         )
         responses = await asyncio.gather(*(e.ask(request) for e in self.endpoints))
-        if all(r.error_kind for r in responses):
+        # One that asks for less is there.
+        answering = [r.error_kind in ("", "rate_limit") for r in responses]
+        if not any(answering):
             raise PopulaceError("; ".join(dict.fromkeys(r.error for r in responses)))
         found = await asyncio.gather(*(e.find_context() for e in self.endpoints))
         known = [c for c in found if c is not None]
@@ -113,7 +115,7 @@ class OpenAIBackend(Backend):
         return {
             "model": self._model,
             "endpoint": ", ".join(e.url for e in self.endpoints),
-            "answering": sum(not r.error_kind for r in responses),
+            "answering": sum(answering),
             "context": self.context,
         }
 
@@ -121,7 +123,7 @@ class OpenAIBackend(Backend):
         """Tokens of a conversation by an endpoint's own tokenizer."""
         return await self._choose(messages).count(messages)
 
-    async def answer(self, request: ModelRequest) -> ModelResponse:
+    async def answer(self, request: ModelRequest, admit: Admit = let_in) -> ModelResponse:
         """Answer one prompt; passing faults are tried again a few times, elsewhere if there is.
 
         One that can't be reached at all is waited for, as long as ``patience`` says; when none
@@ -145,6 +147,8 @@ class OpenAIBackend(Backend):
             if away > 0:
                 # Full jitter keeps a crowd of retries from arriving together.
                 await asyncio.sleep(min(_LONGEST_PAUSE, away * random.uniform(1.0, 1.3)))  # noqa: S311
+            if attempt > 1:
+                await admit(request)
             response = await endpoint.ask(request)
             if attempt > 1:
                 response.details["attempts"] = attempt

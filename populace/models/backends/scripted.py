@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from populace._random import AgentRandom, mix, round_key, stream_key, stream_state
-from populace.models.backends.base import Backend
+from populace.models.backends.base import Admit, Backend, let_in
 from shared.messages.model import ModelRequest, ModelResponse
 from shared.messages.scenario import ModelSpec, ScriptSpec
 
@@ -44,7 +44,7 @@ class ScriptedBackend(Backend):
         """Always at hand."""
         return {"model": "scripted"}
 
-    async def answer(self, request: ModelRequest) -> ModelResponse:
+    async def answer(self, request: ModelRequest, admit: Admit = let_in) -> ModelResponse:
         """Answer from (seed, population, agent, round, number of the question)."""
         script = self._script
         seed, population, agent, round_number, question = request.key
@@ -63,7 +63,7 @@ class ScriptedBackend(Backend):
             )
         number = round(source.uniform(script.low, script.high), 2)
         if request.schema is not None:
-            filled = _fill(request.schema, source, number, script, 0)
+            filled = _fill(request.schema, request.schema, source, number, script, 0)
             text = json.dumps(filled)
         else:
             text = _answer(script, request, source, number)
@@ -106,9 +106,15 @@ def _text(script: ScriptSpec, source: AgentRandom, number: float) -> str:
 
 
 def _fill(
-    schema: dict[str, Any], source: AgentRandom, number: float, script: ScriptSpec, depth: int
+    schema: dict[str, Any],
+    root: dict[str, Any],
+    source: AgentRandom,
+    number: float,
+    script: ScriptSpec,
+    depth: int,
 ) -> Any:
     """Something that fits the schema, as far as the common keywords go."""
+    schema = _resolved(schema, root)
     if "const" in schema:
         return schema["const"]
     if schema.get("enum"):
@@ -120,18 +126,21 @@ def _fill(
         if depth > _DEPTH:
             return {}
         return {
-            key: _fill(part, source, number, script, depth + 1)
+            key: _fill(part, root, source, number, script, depth + 1)
             for key, part in schema.get("properties", {}).items()
         }
     if kind == "array":
+        if depth > _DEPTH:
+            return []
         length = max(1, int(schema.get("minItems", 1)))
         item = schema.get("items", {})
-        return [_fill(item, source, number, script, depth + 1) for _ in range(length)]
+        return [_fill(item, root, source, number, script, depth + 1) for _ in range(length)]
     if kind in ("number", "integer"):
-        low = schema.get("minimum", schema.get("exclusiveMinimum", script.low))
-        high = schema.get("maximum", schema.get("exclusiveMaximum", script.high))
+        low, high = _bounds(schema, script)
         value = number if low <= number <= high else source.uniform(low, high)
-        return round(value) if kind == "integer" else value
+        if kind == "integer":
+            return max(math.ceil(low), min(math.floor(high), round(value)))
+        return value
     if kind == "boolean":
         return source.random() < 0.5
     if kind == "null":
@@ -140,3 +149,41 @@ def _fill(
     while len(text) < schema.get("minLength", 0):
         text = f"{text} {_text(script, source, number)}"
     return text[: schema["maxLength"]] if "maxLength" in schema else text
+
+
+def _resolved(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+    """A schema without a reference or a choice at its top: the first choice counts."""
+    for _ in range(_DEPTH):
+        if "$ref" in schema:
+            found: Any = root
+            for name in str(schema["$ref"]).lstrip("#/").split("/"):
+                found = found.get(name, {}) if isinstance(found, dict) else {}
+            rest = {k: v for k, v in schema.items() if k != "$ref"}
+            schema = {**found, **rest}
+        elif choices := schema.get("anyOf") or schema.get("oneOf"):
+            rest = {k: v for k, v in schema.items() if k not in ("anyOf", "oneOf")}
+            schema = {**choices[0], **rest}
+        elif "allOf" in schema:
+            parts = schema["allOf"]
+            schema = {k: v for k, v in schema.items() if k != "allOf"}
+            for part in parts:
+                schema = {**_resolved(part, root), **schema}
+        else:
+            break
+    return schema
+
+
+def _bounds(schema: dict[str, Any], script: ScriptSpec) -> tuple[float, float]:
+    """From where to where a number may be: as the schema says, else as the script."""
+    step = 1 if schema.get("type") == "integer" else 1e-6
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is None and "exclusiveMinimum" in schema:
+        low = schema["exclusiveMinimum"] + step
+    if high is None and "exclusiveMaximum" in schema:
+        high = schema["exclusiveMaximum"] - step
+    span = script.high - script.low
+    if low is None:
+        low = script.low if high is None or script.low <= high else high - span
+    if high is None:
+        high = script.high if script.high >= low else low + span
+    return low, high

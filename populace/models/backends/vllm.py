@@ -6,10 +6,14 @@ there is a slot for. Prefix caching is on unless ``engine`` says otherwise.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import itertools
+import time
+from collections import deque
 from typing import Any
 
-from populace.models.backends.base import Backend
+from populace.models.backends.base import Admit, Backend, let_in
 from shared.errors import PopulaceError
 from shared.logs import get_logger
 from shared.messages.model import ModelRequest, ModelResponse
@@ -18,6 +22,8 @@ from shared.messages.scenario import ModelSpec
 _log = get_logger(__name__)
 
 _SLOTS = 256
+_RESTARTS, _RESTARTS_WITHIN = 3, 600.0
+"""An engine that died so often within so many seconds is not started again."""
 _INSTALL = "pip install 'populace[vllm]' where the model service runs"
 
 
@@ -37,6 +43,9 @@ class VllmBackend(Backend):
         self._engine: Any = None
         self._tokenizer: Any = None
         self._vllm: Any = None
+        self._numbers = itertools.count()
+        self._starting = asyncio.Lock()
+        self._starts: deque[float] = deque(maxlen=_RESTARTS)
 
     async def start(self) -> None:
         """Load the model; takes from half a minute to several.
@@ -50,9 +59,12 @@ class VllmBackend(Backend):
             engine = importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
         except ImportError as error:
             raise PopulaceError(f"the vllm backend needs vLLM ({error}): {_INSTALL}") from None
+        arguments = {"model": self._model, **self._arguments}
         try:
-            arguments = engine_args(model=self._model, **self._arguments)
-            self._engine = engine.from_engine_args(arguments)
+            # In a thread: the service must go on answering its broker for all these seconds.
+            self._engine = await asyncio.to_thread(
+                lambda: engine.from_engine_args(engine_args(**arguments))
+            )
             self._tokenizer = self._engine.get_tokenizer()
             self.context = int(self._engine.model_config.max_model_len)
         except Exception as error:  # of whatever kind the engine likes
@@ -89,9 +101,53 @@ class VllmBackend(Backend):
         )
         return list(found)
 
-    async def answer(self, request: ModelRequest) -> ModelResponse:
-        """Answer one prompt."""
-        tokens = self._tokens(request.messages, request.tools)
+    async def answer(self, request: ModelRequest, admit: Admit = let_in) -> ModelResponse:
+        """Answer one prompt; should the engine die of it or beside it, ask the next engine once."""
+        engine = self._engine
+        response = await self._answer(engine, request)
+        if response.error_kind != "unreachable":
+            return response
+        try:
+            await self._revive(engine)
+        except PopulaceError as error:
+            response.error = str(error)
+            return response
+        await admit(request)
+        response = await self._answer(self._engine, request)
+        response.details["attempts"] = 2
+        return response
+
+    async def _revive(self, dead: Any) -> None:
+        """Start another engine in place of a dead one, unless that was done.
+
+        Raises:
+            PopulaceError: it can't be started, or dies again and again.
+        """
+        async with self._starting:
+            if self._engine is not dead and self._engine is not None:
+                return
+            now = time.monotonic()
+            if len(self._starts) == _RESTARTS and now - self._starts[0] < _RESTARTS_WITHIN:
+                raise PopulaceError(
+                    f"vLLM's engine died {_RESTARTS} times within {_RESTARTS_WITHIN:g} s; its log "
+                    "says why"
+                )
+            self._starts.append(now)
+            _log.error("vLLM's engine has died and is started again", model=self._model)
+            await self.close()
+            await self.start()
+
+    async def _answer(self, engine: Any, request: ModelRequest) -> ModelResponse:
+        try:
+            tokens = self._tokens(request.messages, request.tools)
+        except Exception as error:  # whatever a chat template raises
+            said = " ".join(str(error).split())[:300]
+            return ModelResponse(
+                request.number,
+                backend=self.name,
+                error_kind="refused",
+                error=f"the model's chat template can't take these messages: {said}",
+            )
         if self.context is not None and len(tokens) + 1 > self.context:
             return ModelResponse(
                 request.number,
@@ -103,15 +159,18 @@ class VllmBackend(Backend):
         last: Any = None
         try:
             parameters = self._parameters(request, len(tokens))
-            name = "/".join(map(str, (*request.key, request.number)))
-            async for output in self._engine.generate(
-                {"prompt_token_ids": tokens}, parameters, name
-            ):
+            # Equal prompts of several runs may be under way at once.
+            name = "/".join(map(str, (*request.key, next(self._numbers))))
+            async for output in engine.generate({"prompt_token_ids": tokens}, parameters, name):
                 last = output
         except Exception as error:  # of whatever kind the engine likes
             said = " ".join(str(error).split())[:300]
+            dead = engine is None or getattr(engine, "errored", False)
             return ModelResponse(
-                request.number, backend=self.name, error_kind="refused", error=f"vLLM: {said}"
+                request.number,
+                backend=self.name,
+                error_kind="unreachable" if dead else "refused",
+                error=f"vLLM: {said}",
             )
         completion = last.outputs[0]
         response = ModelResponse(
@@ -148,4 +207,4 @@ class VllmBackend(Backend):
         """End the engine and its processes."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            engine.shutdown()
+            await asyncio.to_thread(engine.shutdown)

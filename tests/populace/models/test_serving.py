@@ -26,7 +26,7 @@ from populace.models.gate import Gate
 from populace.models.limits import OwnPace, RateLimiter
 from populace.models.serving import OwnCache, Serving, cache_key
 from shared.errors import InvalidInputError
-from shared.messages.model import ModelRequest, ModelResponse, Terms
+from shared.messages.model import Handling, ModelRequest, ModelResponse, Terms
 from shared.messages.scenario import Budget, Latency, Limits, MemorySpec, Mixture, ScriptRule
 from shared.settings import Settings
 from tests.endpoint import Endpoint, answer, serving
@@ -51,11 +51,22 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openai, "_PAUSE", 0.01)
 
 
-async def answerer(endpoint: Endpoint, **more: Any) -> Answerer:
+class Asked(Answerer):
+    """Answers as a specification says."""
+
+    spec: ModelSpec
+
+    async def answer(self, request: ModelRequest, *more: Any) -> ModelResponse:
+        return await super().answer(request, Handling.of(self.spec))
+
+
+async def answerer(endpoint: Endpoint, **more: Any) -> Asked:
     spec = spec_of(endpoint, **more)
     backend = make_backend(spec, Settings())
     await backend.start()
-    return Answerer(backend, spec)
+    one = Asked(backend)
+    one.spec = spec
+    return one
 
 
 # Structured answers
