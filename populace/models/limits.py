@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
 import hashlib
 import json
 import random
@@ -120,6 +121,7 @@ class RateLimiter:
         self._until = 0.0
         self._waiting = 0
         self._owed = 0
+        self._closed = asyncio.Event()
         self.waited = 0.0
         """Seconds that requests have waited here, all together."""
 
@@ -140,8 +142,13 @@ class RateLimiter:
             self._waiting -= 1
         left = at - time.time()
         if left > 0:
-            await asyncio.sleep(left)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), left)
         self.waited += time.monotonic() - began
+
+    def close(self) -> None:
+        """Let all go that wait: it is for them to see that nothing is to be asked any more."""
+        self._closed.set()
 
     def settle(self, presumed: int, actual: int) -> None:
         """Tell how many tokens a request really took; the next one pays the difference."""

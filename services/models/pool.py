@@ -7,6 +7,7 @@ whatever dies, an answer that was paid for is either kept or still under way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -99,8 +100,9 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._out: list[tuple[_Lot, ModelRequest, ModelResponse]] = []
         self._flushing = False
-        self._in_hand: set[int] = set()
+        self._in_hand: dict[int, _Lot] = {}
         """Messages of prompts under way, by their numbers in the stream."""
+        self._closing = False
         self._sent: deque[tuple[float, str, bytes]] = deque()
         self._sent_bytes = 0
         self.used_at = time.monotonic()
@@ -149,10 +151,10 @@ class Pool:
             return
         if delivery.sequence in self._in_hand:
             return  # this process was too slow to say that it is still at work
-        self._in_hand.add(delivery.sequence)
         self.gate.take(len(requests))
         self.used_at = time.monotonic()
         lot = _Lot(delivery, inbox, run, terms, deadline, len(requests))
+        self._in_hand[delivery.sequence] = lot
         self._start(self._answer_lot(lot, requests))
 
     def _start(self, work: Any) -> None:
@@ -170,7 +172,7 @@ class Pool:
                     # Not acknowledged: it comes again.
                     _log.warning("kept answers can't be read", run=lot.run, error=str(error))
                     self.gate.release(len(requests))
-                    self._in_hand.discard(lot.delivery.sequence)
+                    self._in_hand.pop(lot.delivery.sequence, None)
                     return
             if lot.delivery.attempt > _MAX_DELIVERIES:
                 text = f"its model worker died {lot.delivery.attempt - 1} times while answering it"
@@ -200,8 +202,12 @@ class Pool:
             self._answered(lot, request, response)
         return left
 
+    def _over(self, lot: _Lot) -> bool:
+        """Whether nobody waits for a lot's answers any more."""
+        return lot.run in self._server.over or time.time() > lot.deadline
+
     def _wanted(self, lot: _Lot) -> bool:
-        return lot.run not in self._server.over and time.time() <= lot.deadline
+        return not self._closing and not self._over(lot)
 
     async def _answer(self, lot: _Lot, request: ModelRequest) -> None:
         try:
@@ -216,8 +222,12 @@ class Pool:
             finally:
                 self.gate.leave()
         except NotWantedError:
-            self.gate.release(1)
-            await self._done(lot, 1)
+            if self._over(lot):
+                self.gate.release(1)
+                await self._done(lot, 1)
+            else:
+                lot.asked -= 1
+                self._turned_away(lot, request)
             return
         except Exception as error:
             _log.exception("a back end raised", pool=self.name)
@@ -245,7 +255,7 @@ class Pool:
         try:
             whole = lot.asked == 0 and lot.left == len(requests)
             if whole and lot.delivery.attempt < _MAX_DELIVERIES - 1:
-                self._in_hand.discard(lot.delivery.sequence)
+                self._in_hand.pop(lot.delivery.sequence, None)
                 await lot.delivery.nak(_HAND_ON_AFTER)
                 return
             rows = [request.columns() for request in requests]
@@ -262,7 +272,7 @@ class Pool:
         except BusError as error:
             # Not acknowledged: all of it comes again, what was answered from the kept answers.
             _log.warning("prompts can't be handed on", pool=self.name, error=str(error))
-            self._in_hand.discard(lot.delivery.sequence)
+            self._in_hand.pop(lot.delivery.sequence, None)
         finally:
             self.gate.release(len(requests))
 
@@ -271,7 +281,7 @@ class Pool:
         lot.left -= count
         if lot.left == 0:
             await lot.delivery.ack()
-            self._in_hand.discard(lot.delivery.sequence)
+            self._in_hand.pop(lot.delivery.sequence, None)
 
     def _answered(self, lot: _Lot, request: ModelRequest, response: ModelResponse) -> None:
         self.gate.give_back()
@@ -405,9 +415,14 @@ class Pool:
 
     async def finish(self, within: float) -> None:
         """Hand on what has not left for the engine, and wait for what has, for so many seconds."""
+        self._closing = True
         self.gate.close()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=within)
+        if self.serving.limiter is not None:
+            self.serving.limiter.close()
+        until = time.monotonic() + within
+        while self._tasks and (left := until - time.monotonic()) > 0:
+            # One after the other ends, and has others started: answers are still to be kept.
+            await asyncio.wait(self._tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
         """Give up what is still under way (the broker will give it to another), and close."""
@@ -415,6 +430,9 @@ class Pool:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=2)
+        for lot in self._in_hand.values():
+            with contextlib.suppress(BusError):  # then it comes again after a while
+                await lot.delivery.nak()
         try:
             await self.backend.close()
         except PopulaceError as error:
