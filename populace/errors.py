@@ -25,7 +25,9 @@ __all__ = [
     "PlaceholderLostError",
     "PlacementError",
     "PopulaceError",
+    "RunBrokenError",
     "ScenarioError",
+    "StateError",
     "WireError",
     "WorkerLostError",
     "error_from_wire",
@@ -44,6 +46,14 @@ class ScenarioError(InvalidInputError):
 
 class PlacementError(PopulaceError):
     """No host offers the workers that were asked for."""
+
+
+class StateError(PopulaceError):
+    """What an agent, environment or scenario holds can't be written down."""
+
+
+class RunBrokenError(PopulaceError):
+    """Processes of a run are gone; it is to be taken up again from the last round's end."""
 
 
 class Failure(PopulaceError):  # noqa: N818 - the field's word for a typed non-answer

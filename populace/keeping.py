@@ -23,6 +23,7 @@ from shared.messages.control import (
     ListenRequest,
     OpenShard,
     Rule,
+    SavedPart,
     ShardOpened,
 )
 from shared.service import ask, serve
@@ -167,7 +168,36 @@ class Keeping:
                 f"the environment {path!r} can't be made: there is none at {above!r}"
             )
 
-    async def _open(self, kept: _Kept) -> None:
+    # Kept and taken up again
+    def kept(self) -> list[list[Any]]:
+        """What is needed to make the environments again, besides their states; plain values."""
+        return [
+            [k.path, k.class_path, k.folder, None if k.members is None else k.members.name]
+            for k in self._kept.values()
+        ]
+
+    async def take_up(self, kept: list[list[Any]], parts: dict[str, SavedPart]) -> None:
+        """Make environments as they were when their states were written down.
+
+        Raises:
+            PopulaceError: one can't be made.
+        """
+        if not kept:
+            return
+        world = self._world
+        await self._get_ready()
+        journals = world._subjects.env_journal(world.run, ">")
+        await world._bus.purge(world._subjects.stream_journal, journals)
+        for i, (path, class_path, folder, members) in enumerate(kept):
+            worker = self._workers[i % len(self._workers)]
+            population = None if members is None else world._made[members].population
+            self._kept[path] = _Kept(path, class_path, folder, worker, population)
+        await world._introduce(environments=self.known)
+        await asyncio.gather(
+            *(self._open(one, parts.get(one.shard)) for one in self._kept.values())
+        )
+
+    async def _open(self, kept: _Kept, saved: SavedPart | None = None) -> None:
         world = self._world
         request = OpenShard(
             shard=kept.shard,
@@ -176,6 +206,7 @@ class Keeping:
             folder=kept.folder,
             size=1,
             epoch=kept.epoch,
+            saved=saved,
             members=None if kept.members is None else kept.members.name,
             member_count=0 if kept.members is None else kept.members.count,
         )
@@ -202,7 +233,9 @@ class Keeping:
                 return
             world = self._world
             bucket = world._subjects.bucket_keepers
-            self._pool = WorkerPool(world._bus, world._settings, world.run, bucket, _NO_SERVICE)
+            self._pool = WorkerPool(
+                world._bus, world._settings, world.run, bucket, _NO_SERVICE, life=world.life
+            )
             found = await self._pool.acquire(None, None, world._request, self._lost)
             self._workers.extend(worker for worker, _ in found)
             await world._introduce()
@@ -287,12 +320,12 @@ class Keeping:
         reason = f"the environment's process is gone, and no other took it over: {error}"
         self._world._shards_are_lost([one.shard for one in kept], reason)
 
-    async def close(self) -> None:
+    async def close(self, *, kill: bool = False) -> None:
         """Give the workers back, and remove the journals."""
         for task in list(self._moving):
             task.cancel()
         if self._pool is not None:
-            await self._pool.release()
+            await self._pool.release(kill=kill)
         if self._kept:
             world = self._world
             journals = world._subjects.env_journal(world.run, ">")

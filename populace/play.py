@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from populace._runtime.records import Recorder, batch_of
 from populace.answers import Answers
+from populace.commits import Commit, Commits
+from populace.errors import RunBrokenError, StateError
 from populace.scenario import Scenario
 from populace.world import World
-from shared.errors import PopulaceError
+from shared.errors import BusError, PopulaceError
 from shared.logs import get_logger
 from shared.messages.scenario import RoundRow, Status
 
@@ -21,6 +23,9 @@ _log = get_logger(__name__)
 Publish = Callable[[Status], Awaitable[None]]
 
 _PROGRESS_EVERY = 0.5
+_STOP_WITHIN = 2.0
+_NOTICED_WITHIN = 6.0
+"""Seconds within which the loss of a process is noticed that calls failed of."""
 
 
 class Player:
@@ -40,22 +45,89 @@ class Player:
         self._scenario = scenario
         self._publish = publish
         self._recorder = Recorder(world._bus, world._subjects, world.run, results_format)
+        self._commits: Commits | None = None
+        self.must_commit = False
+        """Whether a run whose state can't be kept is to fail, rather than to go on without."""
+        self.uncommitted = ""
+        """Why the run's state can't be kept, if it can't."""
         self.rows: list[RoundRow] = []
         """The rounds that were finished."""
         self.records = 0
         """Agents' answers and failures that went into the result stream, all rounds."""
 
-    async def play(self) -> list[RoundRow]:
+    async def play(
+        self, commits: Commits | None = None, commit: Commit | None = None
+    ) -> list[RoundRow]:
         """Play from setup to finish; returns a row per round.
 
-        Whatever the scenario raises comes through.
+        Args:
+            commits: commits each round, where the run is to survive crashes.
+            commit: the round to go on after, instead of beginning with the setup.
+
+        Raises:
+            RunBrokenError: the world lost processes without which it can't go on; another world
+                can, from the last committed round.
+            StateError: something that has to be kept can't be.
+
+        Whatever the scenario raises comes through as well.
         """
         scenario = self._scenario
-        await scenario.setup()
-        for number in range(1, scenario.rounds + 1):
+        self._commits = commits
+        if commit is None:
+            await self._unless_broken(scenario.setup())
+            await self._commit(0)
+        else:
+            assert commits is not None
+            await self._unless_broken(commits.take_up(commit))
+            self.rows, self.records = commit.rows, commit.records
+        for number in range(len(self.rows) + 1, scenario.rounds + 1):
             await self._round(number)
-        await scenario.finish()
+        await self._unless_broken(scenario.finish())
         return self.rows
+
+    async def _unless_broken(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do something in the world, for as long as that is whole."""
+        task = asyncio.ensure_future(work)
+        broken = self._world.broken
+        try:
+            await asyncio.wait({task, broken}, return_when=asyncio.FIRST_COMPLETED)
+            if not broken.done():
+                await self._finish(task)
+                return
+        finally:
+            if not task.done():
+                task.cancel()
+                # With a bound: the scenario's own code may not heed it.
+                await asyncio.wait({task}, timeout=_STOP_WITHIN)
+        if task.done() and not task.cancelled():
+            task.exception()  # seen
+        raise RunBrokenError(broken.result())
+
+    async def _finish(self, task: asyncio.Future[Any]) -> None:
+        """Take what a task came to; of a failure, make sure that no lost process is behind it."""
+        try:
+            await task
+        except BusError:
+            if self._world.durable:
+                await asyncio.wait({self._world.broken}, timeout=_NOTICED_WITHIN)
+                if self._world.broken.done():
+                    raise RunBrokenError(self._world.broken.result()) from None
+            raise
+
+    async def _commit(self, number: int) -> None:
+        if self._commits is None:
+            return
+        try:
+            await self._unless_broken(self._commits.commit(number, self.rows, self.records))
+        except StateError as error:
+            if self.must_commit:
+                raise
+            _log.warning(
+                "the run can't be taken up again after a crash", run=self._world.run, why=str(error)
+            )
+            self.uncommitted = str(error)
+            self._commits = None
+            self._world.durable = False
 
     async def _round(self, number: int) -> None:
         world, scenario = self._world, self._scenario
@@ -75,11 +147,7 @@ class Player:
         began = time.monotonic()
         progress = asyncio.ensure_future(self._tell_progress(number))
         try:
-            await scenario.round(number)
-            # A round is over when all that it recorded is, whether awaited or not.
-            for answers in world._recorded:
-                while not await answers.wait():
-                    pass
+            await self._unless_broken(self._play_round(number))
         finally:
             world._records = False
             progress.cancel()
@@ -91,20 +159,33 @@ class Player:
         row = self._row(number, time.monotonic() - began)
         self.rows.append(row)
         self.records += row.answers + row.failed
-        await self._publish(
-            Status(
-                kind="round_finished",
-                run=world.run,
-                round=number,
-                rounds=scenario.rounds,
-                row=row,
-            )
-        )
+        await self._tell_row(row)
         if row.failed and not row.answers:
             raise PopulaceError(
                 f"no agent answered in round {number}: {row.failed} failed, the first with "
                 f"{row.example}"
             )
+        # Last, so that a run that ends here, its budget spent, plays this round again if it is
+        # taken up with more.
+        await self._commit(number)
+
+    async def _play_round(self, number: int) -> None:
+        await self._scenario.round(number)
+        # A round is over when all that it recorded is, whether awaited or not.
+        for answers in self._world._recorded:
+            while not await answers.wait():
+                pass
+
+    async def _tell_row(self, row: RoundRow) -> None:
+        await self._publish(
+            Status(
+                kind="round_finished",
+                run=self._world.run,
+                round=row.round,
+                rounds=self._scenario.rounds,
+                row=row,
+            )
+        )
 
     def _row(self, number: int, seconds: float) -> RoundRow:
         answered = failed = tokens = 0
@@ -138,7 +219,8 @@ class Player:
                             population=answers._population.name,
                             method=answers._method,
                             call=(answers._record or {}).get("call", 0),
-                            batch=f"lost/{number}/{i}/{j}",
+                            batch=f"{self._world.life}/lost/{number}/{i}/{j}",
+                            life=self._world.life,
                             agents=list(range(first, first + size)),
                             values=[None] * size,
                             errors=[[place, error[0], error[1]] for place in range(size)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from populace.answers import Answers
@@ -14,6 +15,28 @@ from shared.messages.control import PlacedShard
 if TYPE_CHECKING:
     from populace.agent import Agent
     from populace.world import World
+
+
+@dataclass(frozen=True)
+class Made:
+    """A population, and how it was made."""
+
+    population: Population
+    class_path: str
+    folder: str | None
+    people: str | None
+    isolated: bool
+
+    def plain(self) -> dict[str, Any]:
+        """What is needed to make it again."""
+        return {
+            "name": self.population.name,
+            "class_path": self.class_path,
+            "folder": self.folder,
+            "people": self.people,
+            "isolated": self.isolated,
+            "sizes": [shard.size for shard in self.population._shards],
+        }
 
 
 class Population:

@@ -67,6 +67,8 @@ class Scenario:
         self.random = random.Random(f"scenario/{seed}")  # noqa: S311 - reproducible on purpose
         """The scenario's own random numbers, from the seed."""
         self._recorded: dict[str, Any] = {}
+        self._listeners: list[tuple[Listener, Callable[[Event], Any], str | None]] = []
+        """Listeners, their handlers, and the names under which events are kept for them."""
 
     async def setup(self) -> None:
         """Make populations, before the first round."""
@@ -119,9 +121,11 @@ class Scenario:
         durable: str | None = None,
     ) -> Listener:
         """Have one of the scenario's methods called with events; see ``World.listen``."""
-        return await self.world.listen(
+        listener = await self.world.listen(
             environment, event, handler, when=when, below=below, durable=durable
         )
+        self._listeners.append((listener, handler, durable))
+        return listener
 
     def record(self, **values: Any) -> None:
         """Note what this round came to; it stands in the round's row of the results.

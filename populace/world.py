@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import itertools
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,20 @@ from populace._runtime.caller import Caller
 from populace._runtime.listening import Listener, Listening, path_of
 from populace._runtime.open_calls import Column
 from populace._runtime.profile import Meter, TimedCodec, summarise
+from populace._runtime.saving import StateStore
 from populace._runtime.shard import CREATE
 from populace._runtime.worker import Worker
 from populace.agent import Agent
 from populace.answers import Answers
 from populace.directory import shard_name, shard_sizes
 from populace.environment import Environment, EnvironmentProxy
-from populace.errors import AgentError, PlacementError, error_from_wire
+from populace.errors import AgentError, PlacementError, StateError, error_from_wire
 from populace.events import Event
 from populace.keeping import Keeping
 from populace.models.accounts import Accounts, PriceTable
 from populace.models.client import DirectModels
 from populace.personas.people import find_people
-from populace.population import Population
+from populace.population import Made, Population
 from populace.proxy import AgentProxy, register_proxies
 from populace.stack.state import broker_url
 from populace.workers.pool import WorkerPool
@@ -42,8 +44,11 @@ from shared.messages.control import (
     PlacedShard,
     Placement,
     Populations,
+    SavedPart,
+    SaveShards,
     ShardOpened,
     ShardsLost,
+    ShardsSaved,
     WorkerStats,
 )
 from shared.messages.model import Terms, pool_name
@@ -58,6 +63,8 @@ SINGLE = "single"
 """Name of the population that agents made one by one belong to."""
 
 _PATIENCE = 10.0
+_SAVE_WITHIN = 300.0
+_SINGLES = f"-{SINGLE}"
 
 
 class World:
@@ -73,8 +80,18 @@ class World:
         call_timeout: float,
         *,
         profile: bool = False,
+        life: int = 1,
+        durable: bool = False,
     ) -> None:
         self._bus = bus
+        self.life = life
+        """Which life of the run: one more each time that it is taken up again after a crash."""
+        self.durable = durable
+        """Whether the loss of a process breaks the world, to be taken up again from what was saved,
+        rather than fails what it held."""
+        self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Done, with the reason, once a durable run has lost processes that it can't do without."""
+        self._scope = settings.subjects.scope(run, life)
         self._settings = settings
         self._subjects = settings.subjects
         self._loader = loader
@@ -82,9 +99,14 @@ class World:
         measured = None if self._meter is None else self._meter.profile
         self._codec = Codec(loader) if measured is None else TimedCodec(loader, measured)
         self._caller = Caller(
-            bus, self._codec, self._subjects, run, timeout=call_timeout, profile=measured
+            bus, self._codec, self._subjects, self._scope, timeout=call_timeout, profile=measured
         )
         register_proxies(self._codec, self._caller)
+        self._states = StateStore(bus, self._subjects, run, life)
+        self._parts: dict[str, SavedPart] = {}
+        """Where the state of each shard lies that was written down."""
+        self._made: dict[str, Made] = {}
+        """Populations, with how they were made."""
         self._workers: list[tuple[str, str]] = []
         self._isolated: list[tuple[str, str]] = []
         """Workers that hold one agent each."""
@@ -98,6 +120,7 @@ class World:
         self._known: dict[str, tuple[int, int]] = {}
         """Populations, with their numbers of agents and shards."""
         self._lost_shards: list[str] = []
+        self._replaced: list[tuple[str, SavedPart]] = []
         self._singles = 0
         self._creations: set[asyncio.Task[None]] = set()
         self._records = False
@@ -130,6 +153,7 @@ class World:
         results_format: str,
         call_timeout: float | None,
         terms: Terms,
+        recall: list[int],
     ) -> None:
         await self._caller.start()
         await ensure_streams(self._bus, self._subjects)
@@ -145,9 +169,16 @@ class World:
             self.run,
             self._subjects.bucket_hosts,
             "no agent host is up; start one with 'populace up' (or python -m agent_host)",
+            life=self.life,
         )
+        if self.life > 1:
+            # What earlier lives asked of models and is not under way yet is asked anew.
+            queues = self._subjects.model_queue("*", self.run)
+            await self._bus.purge(self._subjects.stream_models, queues)
         self._request = AcquireWorkers(
             run=self.run,
+            life=self.life,
+            recall=recall,
             count=1,
             seed=self.seed,
             folders=folders,
@@ -209,17 +240,27 @@ class World:
 
     def _worker_lost(self, worker: str, reason: str) -> None:
         self.lost.append(reason)
+        if self.durable:
+            self._break(reason)
+            return
         self._shards_are_lost(self._shards_of.get(worker, []), reason)
         self._workers = [(name, host) for name, host in self._workers if name != worker]
         self._isolated = [(name, host) for name, host in self._isolated if name != worker]
 
+    def _break(self, reason: str) -> None:
+        if not self.broken.done():
+            self.broken.set_result(reason)
+
     def _shards_are_lost(self, shards: list[str], reason: str) -> None:
+        if self.durable:
+            self._break(reason)
+            return
         self._caller.shards_lost(shards, reason)
         self._lost_shards.extend(shards)
         told = ShardsLost(shards=shards, reason=reason)
         with contextlib.suppress(BusError):
             self._bus.send(
-                self._subjects.run_lost(self.run), pack_plain(told.model_dump(mode="json"))
+                self._subjects.run_lost(self._scope), pack_plain(told.model_dump(mode="json"))
             )
 
     async def _close(self) -> None:
@@ -227,9 +268,10 @@ class World:
         for task in self._creations:
             task.cancel()
         await self._listening.close()
-        await self._keeping.close()
+        broken = self.broken.done()
+        await self._keeping.close(kill=broken)
         if self._pool is not None:
-            await self._pool.release()
+            await self._pool.release(kill=broken)
         for worker in reversed(self._local):
             await worker.stop()
             await worker.bus.drain()
@@ -238,6 +280,119 @@ class World:
     def _next_recorded(self) -> int:
         self._recorded_calls += 1
         return self._recorded_calls
+
+    # Kept and taken up again
+    async def save(self, round_number: int) -> None:
+        """Write down what all agents and environments hold, where it has changed.
+
+        What that replaces is dropped by ``forget``, once the round is committed.
+
+        Raises:
+            StateError: one holds something that can't be written down; it is named.
+            BusError: a worker does not answer, or the broker does not take it.
+        """
+        workers = [w for w, _ in [*self._workers, *self._isolated]] + self._keeping.workers
+        outcomes = await asyncio.gather(
+            *(
+                ask(
+                    self._bus,
+                    self._subjects.worker(worker, "save"),
+                    SaveShards(round=round_number),
+                    ShardsSaved,
+                    timeout=_SAVE_WITHIN,
+                )
+                for worker in workers
+            )
+        )
+        problems = [o.problem for o in outcomes if o.problem]
+        if problems:
+            raise StateError(problems[0])
+        unquiet = sum(o.unquiet for o in outcomes)
+        if unquiet:
+            _log.warning(
+                "calls were under way at the round's end; if the run has to go on from here after "
+                "a crash, they are not made again",
+                run=self.run,
+                round=round_number,
+                shards=unquiet,
+            )
+        self._replaced = []
+        for outcome in outcomes:
+            for shard, part in outcome.parts.items():
+                before = self._parts.get(shard)
+                if before is not None:
+                    self._replaced.append((shard, before))
+                self._parts[shard] = part
+
+    async def forget(self) -> None:
+        """Drop what the last ``save`` has replaced."""
+        replaced, self._replaced = self._replaced, []
+        await asyncio.gather(*(self._states.drop(shard, part) for shard, part in replaced))
+
+    def kept(self) -> dict[str, Any]:
+        """What has to be known, besides the parts, to make this world again; plain values."""
+        singles = [s for shards in self._shards_of.values() for s in shards if s.endswith(_SINGLES)]
+        return {
+            "parts": {shard: part.model_dump() for shard, part in self._parts.items()},
+            "populations": [made.plain() for made in self._made.values()],
+            "singles": [singles, self._singles],
+            "calls": self._recorded_calls,
+            "environments": self._keeping.kept(),
+        }
+
+    async def take_up(self, kept: dict[str, Any]) -> None:
+        """Make agents and environments as they were when ``kept`` was made.
+
+        Raises:
+            PopulaceError: they can't be made.
+        """
+        self._parts = {k: SavedPart.model_validate(v) for k, v in kept["parts"].items()}
+        self._recorded_calls = kept["calls"]
+        names, self._singles = kept["singles"]
+        placed: list[tuple[str, OpenShard]] = []
+        turn = itertools.cycle(self._workers)
+        for name in names:
+            if name in self._parts:
+                saved = self._parts[name]
+                request = OpenShard(shard=name, population=SINGLE, saved=saved)
+                placed.append((next(turn)[0], request))
+        for plain in kept["populations"]:
+            path, folder = plain["class_path"], plain["folder"]
+            cls = self._loader.load(path, Agent, folder)
+            sizes = plain["sizes"]
+            workers = list(self._workers)
+            if plain["isolated"] and self._pool is not None:
+                workers = await self._pool.more(len(sizes), self._request)
+                self._isolated.extend(workers)
+            name, count = plain["name"], sum(sizes)
+            shards = []
+            offset = 0
+            for i, size in enumerate(sizes):
+                worker, host = workers[i % len(workers)]
+                shard = shard_name(name, i)
+                shards.append(
+                    PlacedShard(shard=shard, worker=worker, host=host, offset=offset, size=size)
+                )
+                request = OpenShard(
+                    shard=shard,
+                    population=name,
+                    class_path=path,
+                    folder=folder,
+                    offset=offset,
+                    size=size,
+                    people=plain["people"],
+                    people_count=count,
+                    saved=self._parts.get(shard),
+                )
+                placed.append((worker, request))
+                offset += size
+            self._names.add(name)
+            await self._place_on_record(name, shards)
+            made = Population(self, cls, name, shards)
+            self._made[name] = Made(made, path, folder, plain["people"], plain["isolated"])
+        await self._keeping.take_up(kept["environments"], self._parts)
+        await asyncio.gather(*(self._open_shard(worker, request) for worker, request in placed))
+        await self._introduce()
 
     # Agents
     def _path(self, cls: type[Agent]) -> tuple[str, str | None]:
@@ -347,12 +502,10 @@ class World:
             )
         except RemoteError as error:
             raise InvalidInputError(f"the population {name!r} can't be made: {error}") from None
-        placement = Placement(population=name, shards=shards)
-        bucket = await self._bus.bucket(self._subjects.bucket_placement)
-        await bucket.put(f"{self.run}.{name}", placement.model_dump_json().encode())
-        self._known[name] = (count, len(shards))
+        await self._place_on_record(name, shards)
         await self._introduce()
         made = Population(self, cls, name, shards)
+        self._made[name] = Made(made, path, folder, people, isolated)
         created = Answers[Any](made, CREATE, args, kwargs, timeout=None, record=None)
         summary = await created.reduce("mean")
         if summary.failed:
@@ -363,6 +516,12 @@ class World:
                 f"{name} ({summary.failed} of {count} agents)", "__init__", kind, message
             )
         return made
+
+    async def _place_on_record(self, name: str, shards: list[PlacedShard]) -> None:
+        placement = Placement(population=name, epoch=self.life, shards=shards)
+        bucket = await self._bus.bucket(self._subjects.bucket_placement)
+        await bucket.put(f"{self.run}.{name}", placement.model_dump_json().encode())
+        self._known[name] = (sum(s.size for s in shards), len(shards))
 
     async def environment(
         self,
@@ -574,12 +733,17 @@ async def open_world(
     call_timeout: float | None = None,
     terms: Terms | None = None,
     profile: bool = False,
+    life: int = 1,
+    durable: bool = False,
+    recall: list[int] | None = None,
 ) -> AsyncIterator[World]:
     """A world for a run of a given name; what the director uses. See ``connect``."""
     bus = await NatsBus.connect(settings, url, process=new_id("owner"))
     loader = CodeLoader.from_settings(settings)
     timeout = call_timeout or settings.call_timeout
-    world = World(bus, settings, loader, run, seed, timeout, profile=profile)
+    world = World(
+        bus, settings, loader, run, seed, timeout, profile=profile, life=life, durable=durable
+    )
     try:
         for folder in folders or []:
             loader.add_folder(folder)
@@ -591,6 +755,7 @@ async def open_world(
             results_format,
             call_timeout,
             terms or Terms(prices=PriceTable(settings.prices).of_all(models or {})),
+            recall or [],
         )
         yield world
     finally:

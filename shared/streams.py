@@ -95,6 +95,19 @@ def journal_stream(subjects: Subjects) -> StreamSpec:
     )
 
 
+def states_stream(subjects: Subjects) -> StreamSpec:
+    """Keeps runs' states; full, it refuses more, and runs pause."""
+    return StreamSpec(
+        subjects.stream_states,
+        (subjects.run_state(),),
+        keep=True,
+        max_bytes=4 << 30,
+        max_age=30 * 86400.0,
+        compressed=True,
+        description="What runs held at the end of a round",
+    )
+
+
 def persona_work_stream(subjects: Subjects) -> StreamSpec:
     """Holds what persona services have to do; full, it refuses more, and they wait."""
     return StreamSpec(
@@ -125,7 +138,15 @@ async def ensure_streams(bus: Bus, subjects: Subjects) -> None:
     Raises:
         BusError: the broker has no JetStream, or refuses.
     """
-    for make in (scenarios_stream, runs_stream, models_stream, events_stream, journal_stream):
+    for make in (
+        scenarios_stream,
+        runs_stream,
+        models_stream,
+        events_stream,
+        journal_stream,
+        states_stream,
+        kept_stream,
+    ):
         await bus.ensure_stream(make(subjects))
 
 

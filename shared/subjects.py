@@ -35,31 +35,53 @@ class Subjects:
         return f"{self.prefix}.scenario.event"
 
     # Runs
+    @staticmethod
+    def scope(run: str, life: int) -> str:
+        """What a run's processes call one another under: each life of it has its own.
+
+        A run that is taken up again after a crash begins another life; whatever is left of an
+        earlier one talks to nobody.
+        """
+        return run if life <= 1 else f"{run}~{life}"
+
+    @property
+    def run_manage(self) -> str:
+        """Request to any director: resume a run, or end one that nobody plays."""
+        return f"{self.prefix}.runs.manage"
+
     def run_control(self, run: str) -> str:
-        """Request: a control message (cancel) to the director that plays the run."""
+        """Request: a control message (cancel, pause) to the director that plays the run."""
         return f"{self.prefix}.run.{run}.control"
 
     def run_status(self, run: str = "*") -> str:
-        """JSON events: accepted, started, rounds, ended, recorded. Captured by a stream."""
+        """JSON events: accepted, started, rounds, paused, ended, recorded. In a stream."""
         return f"{self.prefix}.run.{run}.status"
 
     def run_results(self, run: str, round_number: int | str = "*") -> str:
         """Batches of records of one round. Captured by a stream."""
         return f"{self.prefix}.run.{run}.results.{round_number}"
 
-    def run_call(self, run: str, shard: str) -> str:
+    def run_call(self, scope: str, shard: str) -> str:
         """Batches of calls to the agents of one shard, or to one environment (``@path``)."""
         if shard[0] == ENVIRONMENT:
-            return f"{self.prefix}.env.{run}.call.{shard[1:]}"
-        return f"{self.prefix}.run.{run}.call.{shard}"
+            return f"{self.prefix}.env.{scope}.call.{shard[1:]}"
+        return f"{self.prefix}.run.{scope}.call.{shard}"
 
-    def run_workers(self, run: str) -> str:
+    def run_workers(self, scope: str) -> str:
         """What happens to the workers of a run: one of them ended."""
-        return f"{self.prefix}.run.{run}.workers"
+        return f"{self.prefix}.run.{scope}.workers"
 
-    def run_lost(self, run: str) -> str:
+    def run_lost(self, scope: str) -> str:
         """From the owner to all workers of a run: shards whose worker is gone."""
-        return f"{self.prefix}.run.{run}.lost"
+        return f"{self.prefix}.run.{scope}.lost"
+
+    def run_state(self, run: str = "*", round_number: int | str = "*", part: str = ">") -> str:
+        """What a run's processes held at the end of a round, in pieces. Captured by a stream.
+
+        Parts are shards, environments (``@path``), the owner, and ``commit``, which says that a
+        round's state is whole.
+        """
+        return f"{self.prefix}.state.{run}.{round_number}.{part}"
 
     def run_owner(self, run: str, verb: str) -> str:
         """Request to the process that owns a run's world: environment, listen, unlisten."""
@@ -105,9 +127,9 @@ class Subjects:
         return f"{self.prefix}.service.{process}.state"
 
     # Models
-    def model_queue(self, pool: str = "*") -> str:
+    def model_queue(self, pool: str = "*", run: str = "*") -> str:
         """The work queue of a pool of equal model endpoints. Captured by a stream."""
-        return f"{self.prefix}.model.{pool}"
+        return f"{self.prefix}.model.{pool}.{run}"
 
     @property
     def model_check(self) -> str:
@@ -194,6 +216,16 @@ class Subjects:
     def stream_journal(self) -> str:
         """Keeps what was done to environments until their run is over."""
         return f"{self.prefix}-journal"
+
+    @property
+    def stream_states(self) -> str:
+        """Keeps what runs held at the end of their last round, until they are deleted."""
+        return f"{self.prefix}-states"
+
+    @property
+    def bucket_specs(self) -> str:
+        """Run to the scenario that it plays."""
+        return f"{self.prefix}-specs"
 
     @property
     def stream_persona_work(self) -> str:

@@ -48,7 +48,7 @@ class Caller:
     Args:
         bus: the connection; its process name is part of the inbox's subject.
         codec: packs arguments and answers; placeholders and proxies are registered with it.
-        run: the run whose agents are called.
+        scope: of the run whose agents are called, see ``Subjects.scope``.
         timeout: seconds without any sign of progress after which a call has failed.
         profile: where to note how long answers were under way.
     """
@@ -58,7 +58,7 @@ class Caller:
         bus: Bus,
         codec: Codec,
         subjects: Subjects,
-        run: str,
+        scope: str,
         *,
         timeout: float,
         profile: Profile | None = None,
@@ -66,7 +66,7 @@ class Caller:
         self.bus = bus
         self.codec = codec
         self.subjects = subjects
-        self.run = run
+        self.scope = scope
         self.timeout = timeout
         self._profile = profile
         self.inbox = subjects.inbox(bus.process, "a")
@@ -77,7 +77,7 @@ class Caller:
         """What goes out before the queue, in order: queues, and senders of population calls."""
         self._scheduled = False
         self._calls = 0
-        self._deeds = 0
+        self.deeds = 0
         """Calls to environments so far that no agent made."""
         self._steps = 0
         self._lanes: dict[str, Lane] = {}
@@ -109,7 +109,7 @@ class Caller:
 
     def subject_of(self, shard: str) -> str:
         """Where a shard listens."""
-        return self.subjects.run_call(self.run, shard)
+        return self.subjects.run_call(self.scope, shard)
 
     def placeholder_of(self, number: int, position: int) -> Placeholder[Any] | None:
         """The placeholder of a call to a single agent, while it is open."""
@@ -159,8 +159,8 @@ class Caller:
         if by is not None:
             agent = by.group.shard.agents[by.index]
             return [agent.id, "", agent._next_deed()]
-        self._deeds += 1
-        return ["", self.inbox, self._deeds]
+        self.deeds += 1
+        return ["", self.inbox, self.deeds]
 
     def _schedule(self) -> None:
         if not self._scheduled:

@@ -235,6 +235,12 @@ class Shard:
         self.agents: list[Any] = [None] * size
         self.people: People | None = None
         """Who its agents are, where that was said."""
+        self.made_of: dict[int, tuple[str, str | None]] = {}
+        """Of single agents: the class, by import path and folder."""
+        self.listeners: list[list[Any]] = []
+        """What its agents listen to: index, and arguments of ``Worker.listen``."""
+        self.changed = True
+        """Whether anything was done here since its state was last written down."""
         self.replaying = False
         """Whether what is done now was done before, and is only done again."""
         self.others = Agents(worker.directory, population)
@@ -267,8 +273,14 @@ class Shard:
 
     def take(self, group: Group) -> None:
         """Accept a group of calls."""
+        self.changed = True
         self._groups.append(group)
         self._schedule()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no call is under way or waits."""
+        return not (self._groups or self._ready or self._busy)
 
     def _schedule(self) -> None:
         # Never run at once: messages arrive inside a Task, and calls may not run inside one.
@@ -572,6 +584,8 @@ class Shard:
             index = group.indexes[position]
             if index >= len(agents):
                 agents.extend([None] * (index + 1 - len(agents)))
+            if path is not None:
+                self.made_of[index] = (path, group.options.get("folder"))
             here.group, here.position = group, position
             try:
                 agent = agents[index] = new(cls)

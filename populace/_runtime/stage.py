@@ -28,7 +28,7 @@ from populace._runtime.driver import CallTask, current_call
 from populace._runtime.flow import Account
 from populace._runtime.shard import CREATE, Group, Shard, _own
 from populace.environment import OWN_USE, Environment, Until
-from populace.errors import WireError
+from populace.errors import StateError, WireError
 from shared.codec import pack_plain, plain, to_json
 from shared.errors import BusError, CodecError, InvalidInputError, PopulaceError
 from shared.logs import get_logger
@@ -103,7 +103,7 @@ class Stage(Shard):
         """Bytes of journal since the last snapshot."""
         self._lot = 0
         self._reading = False
-        self._listeners: list[list[Any]] = []
+        self._own_listeners: list[list[Any]] = []
         """What the environment listens to: arguments of ``Worker.listen``."""
         self.waves: Waves | None = None
         """Where calls gather, if they are applied in agent order."""
@@ -261,6 +261,17 @@ class Stage(Shard):
 
     def _packed_state(self, head: list[Any], round_number: int, tail: list[Any]) -> bytes | None:
         """The whole state as a row; None if it can't be written down."""
+        try:
+            return self._pack_state(head, round_number, tail)
+        except StateError as error:
+            _log.error(
+                "an environment's state can't be kept; it will be lost with its process",
+                path=self.path,
+                error=str(error),
+            )
+            return None
+
+    def _pack_state(self, head: list[Any], round_number: int, tail: list[Any]) -> bytes:
         environment = self.environment
         assert environment is not None
         state = {k: v for k, v in environment.snapshot().items() if not k.startswith("__")}
@@ -269,12 +280,8 @@ class Stage(Shard):
         try:
             return self.worker.codec.pack([*head, *row, *tail])
         except CodecError as error:
-            _log.error(
-                "an environment's state can't be kept; it will be lost with its process",
-                path=self.path,
-                error=str(error),
-            )
-            return None
+            kind = type(environment).__name__
+            raise StateError(f"the environment {self.path!r} ({kind}): {error}") from None
 
     # Waiting aside
     def step_aside(self, task: CallTask, until: Until) -> None:
@@ -412,14 +419,14 @@ class Stage(Shard):
     # Its own listeners
     def note_listener(self, arguments: list[Any]) -> None:
         """Have whoever takes over listen to this as well."""
-        if arguments not in self._listeners:
-            self._listeners.append(arguments)
+        if arguments not in self._own_listeners:
+            self._own_listeners.append(arguments)
             self._write_entry([LISTEN, ["", self.path, 0], arguments])
 
     def drop_listener(self, arguments: list[Any]) -> None:
         """Forget a listener that was removed."""
-        if arguments in self._listeners:
-            self._listeners.remove(arguments)
+        if arguments in self._own_listeners:
+            self._own_listeners.remove(arguments)
             self._write_entry([UNLISTEN, ["", self.path, 0], arguments])
 
     def _write_entry(self, row: list[Any]) -> None:
@@ -462,12 +469,7 @@ class Stage(Shard):
         """Write the whole state down, so that what stands before it can go."""
         if self._under_way or self._entries or self.environment is None:
             return  # later, when nothing is under way
-        done = [
-            [round_number, [[list(key), list(outcome)] for key, outcome in outcomes.items()]]
-            for round_number, outcomes in self._done.items()
-        ]
-        tail = [[done, self._listeners]]
-        packed = self._packed_state([SNAPSHOT, ["", "", 0]], self.round, tail)
+        packed = self._packed_state(*self._whole_state())
         self._written = 0
         if packed is None:
             return
@@ -478,6 +480,42 @@ class Stage(Shard):
             await worker.bus.purge(worker.subjects.stream_journal, subject, before=sequence)
         except PopulaceError as error:  # the calls before it are still there
             _log.warning("a snapshot was not written", path=self.path, error=str(error))
+
+    def _whole_state(self) -> tuple[list[Any], int, list[Any]]:
+        done = [
+            [round_number, [[list(key), list(outcome)] for key, outcome in outcomes.items()]]
+            for round_number, outcomes in self._done.items()
+        ]
+        return [SNAPSHOT, ["", "", 0]], self.round, [[done, self._own_listeners]]
+
+    @property
+    def quiet(self) -> bool:
+        """See ``Shard.quiet``."""
+        return super().quiet and not (self._under_way or self._entries or self._events)
+
+    def packed(self) -> bytes:
+        """The whole state, as a journal would hold it.
+
+        Raises:
+            StateError: it holds values that can't be written down.
+        """
+        if self.environment is None:
+            raise StateError(f"the environment {self.path!r} was never made")
+        head, round_number, tail = self._whole_state()
+        return self._pack_state(head, round_number, tail)
+
+    async def take_up(self, data: bytes) -> None:
+        """Go on from a state that was written down, in a journal that begins with it.
+
+        Raises:
+            CodecError: it is no such state.
+            BusError: the journal can't be written.
+        """
+        self._take_state(self.worker.codec.unpack(data))
+        await self._append([data])
+        for arguments in list(self._own_listeners):
+            await self.worker.listen_again(self, arguments)
+        self.changed = False
 
     async def _append(self, rows: list[bytes]) -> int:
         """Write rows down, in as few messages as they fit; returns the first one's sequence."""
@@ -514,7 +552,7 @@ class Stage(Shard):
         worker.journalled += 1
         data = pack_plain([self.epoch, self._lot, number, count, rows])
         self._written += len(data)
-        name = f"{worker.run}/{self.path}/{self.epoch}/{worker.journalled}"
+        name = f"{worker.run}/{self.path}/{worker.id}/{self.epoch}/{worker.journalled}"
         return await append_patiently(worker.bus, subject, data, headers={}, message_id=name)
 
     async def _tell(self, events: list[dict[str, Any]]) -> None:
@@ -528,7 +566,7 @@ class Stage(Shard):
                 continue
             subject = worker.subjects.env_event(worker.run, told["name"], self.path)
             # Told again after a takeover, it has the same name, and so is stored once.
-            name = f"{worker.run}/{self.path}/event/{told['number']}"
+            name = f"{worker.scope}/{self.path}/event/{told['number']}"
             sends.append(append_patiently(worker.bus, subject, data, headers={}, message_id=name))
             worker.rules.apply(told)
         await asyncio.gather(*sends)
@@ -548,7 +586,7 @@ class Stage(Shard):
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_soon(self._do_again, rows, over)
         await over
-        for arguments in list(self._listeners):
+        for arguments in list(self._own_listeners):
             await worker.listen_again(self, arguments)
         # What the last lot led to may not have been told; streams leave out what they have.
         if self._replayed:
@@ -608,9 +646,9 @@ class Stage(Shard):
                 elif row[0] == CANCEL:
                     self._cancel_again(tuple(row[1]))
                 elif row[0] == LISTEN:
-                    self._listeners.append(row[2])
+                    self._own_listeners.append(row[2])
                 elif row[0] == UNLISTEN:
-                    self._listeners.remove(row[2])
+                    self._own_listeners.remove(row[2])
                 elif row[0] == NUMBER:
                     self._event_number = max(self._event_number, row[2])
                 elif tuple(row[1]) not in kept:
@@ -665,7 +703,7 @@ class Stage(Shard):
         environment._deeds = deeds
         self._event_number = max(self._event_number, events)
         if kind == SNAPSHOT:
-            self._listeners = rest[1]
+            self._own_listeners = rest[1]
             for number, outcomes in rest[0]:
                 for one, outcome in outcomes:
                     self._remember(number, tuple(one), (outcome[0], outcome[1]))

@@ -24,12 +24,14 @@ from populace._runtime.outbox import Outbox
 from populace._runtime.profile import Meter, TimedCodec
 from populace._runtime.records import Recorder, batch_of
 from populace._runtime.reduce import has_part
+from populace._runtime.saving import StateStore, pack_shard, unpack_shard
 from populace._runtime.shard import Group, Shard
 from populace._runtime.stage import Stage
 from populace._runtime.waves import Waves
 from populace.agent import Agent
 from populace.directory import Directory
 from populace.environment import Environment
+from populace.errors import StateError
 from populace.events import Event
 from populace.models.client import ModelClient
 from populace.personas.people import load_people
@@ -52,8 +54,10 @@ from shared.messages.control import (
     EnvironmentRequest,
     OpenShard,
     Populations,
+    SaveShards,
     ShardOpened,
     ShardsLost,
+    ShardsSaved,
     WorkerStats,
 )
 from shared.service import ask, serve
@@ -68,6 +72,8 @@ _EARLY_FOR = 10.0
 _REPORTED = 100
 _FREEZE_EVERY = 50_000
 _MOST_TEXTS = 100_000
+_QUIET_WITHIN, _LOOK_AGAIN = 5.0, 0.002
+"""Seconds that calls under way at a round's end get to come to theirs before the state is kept."""
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
@@ -101,6 +107,9 @@ class Worker:
         self.subjects = subjects
         self.id = assignment.worker
         self.run = assignment.run
+        self.life = assignment.life
+        self.scope = subjects.scope(assignment.run, assignment.life)
+        """What this life's processes call one another under."""
         self.seed = assignment.seed
         self.loader = loader
         self.models = models
@@ -108,7 +117,8 @@ class Worker:
         self.profile = self._meter.profile if self._meter is not None else None
         """Where time is noted, if it is measured."""
         self.codec = TimedCodec(loader, self.profile) if self.profile else Codec(loader)
-        self.caller = Caller(bus, self.codec, subjects, self.run, timeout=call_timeout)
+        self.caller = Caller(bus, self.codec, subjects, self.scope, timeout=call_timeout)
+        self._states = StateStore(bus, subjects, self.run, self.life)
         register_proxies(self.codec, self.caller)
         self.directory = Directory(self.caller)
         self.rules = Rules(bus, subjects, self.run)
@@ -158,10 +168,11 @@ class Worker:
         set_profile(self.profile)
         await self.caller.start()
         await self.models.start()
-        await self.bus.subscribe(self.subjects.run_lost(self.run), self._shards_lost)
+        await self.bus.subscribe(self.subjects.run_lost(self.scope), self._shards_lost)
         await serve(self.bus, self.subjects.worker(self.id, "open"), OpenShard, self._open_shard)
         await serve(self.bus, self.subjects.worker(self.id, "close"), OpenShard, self._close_shard)
         await serve(self.bus, self.subjects.worker(self.id, "know"), Populations, self._know)
+        await serve(self.bus, self.subjects.worker(self.id, "save"), SaveShards, self._save)
         await serve(self.bus, self.subjects.worker(self.id, "stats"), Assignment, self._stats)
         await self.bus.flush()
 
@@ -196,9 +207,19 @@ class Worker:
                 request.offset,
                 stop,
             )
+        if request.saved is not None:
+            data = await self._states.read(request.shard, request.saved)
+            shard.listeners = unpack_shard(shard, data, self._load_agent)
+            shard.changed = False
         self._shards[request.shard] = shard
         await self._listen_for_calls(shard)
+        for index, *arguments in shard.listeners:
+            await self._listen_as_before(shard, index, arguments)
         return ShardOpened(shard=request.shard)
+
+    def _load_agent(self, path: str, folder: str | None) -> type[Agent]:
+        cls: type[Agent] = self.loader.load(path, Agent, folder)
+        return cls
 
     async def _open_stage(self, request: OpenShard) -> ShardOpened:
         path = request.shard[1:]
@@ -206,18 +227,39 @@ class Worker:
         stage = Stage(self, path, cls, request.epoch)
         if request.members is not None:
             stage.waves = Waves(stage, request.members, request.member_count)
-        if request.epoch > 1:
+        if request.saved is not None:
+            await stage.take_up(await self._states.read(request.shard, request.saved))
+        elif request.epoch > 1:
             await stage.take_over()
         self._shards[request.shard] = stage
         await self._listen_for_calls(stage)
         return ShardOpened(shard=request.shard)
 
     async def _listen_for_calls(self, shard: Shard) -> None:
-        subject = self.subjects.run_call(self.run, shard.id)
+        subject = self.subjects.run_call(self.scope, shard.id)
         self._subscriptions[shard.id] = await self.bus.subscribe(
             subject, lambda message: self._receive(shard, message)
         )
         await self.bus.flush()
+
+    async def _save(self, request: SaveShards) -> ShardsSaved:
+        """Write down what has changed since the last time, once nothing is under way."""
+        shards = [shard for shard in self._shards.values() if shard.changed]
+        until = time.monotonic() + _QUIET_WITHIN
+        while not all(shard.quiet for shard in shards):
+            await asyncio.sleep(_LOOK_AGAIN)
+            if time.monotonic() > until:
+                break
+        saved = ShardsSaved(unquiet=sum(not shard.quiet for shard in shards))
+        for shard in shards:
+            try:
+                data = shard.packed() if isinstance(shard, Stage) else pack_shard(shard)
+            except StateError as error:
+                saved.problem = saved.problem or str(error)
+                continue
+            shard.changed = False
+            saved.parts[shard.id] = await self._states.write(request.round, shard.id, data)
+        return saved
 
     async def _close_shard(self, request: OpenShard) -> ShardOpened:
         """Let go of a shard."""
@@ -501,7 +543,7 @@ class Worker:
         path = path_of(environment)
         name = None
         if durable:
-            token = f"{self.run}/{shard.agent_name(index)}/{path}/{event}/{method}"
+            token = f"{self.scope}/{shard.agent_name(index)}/{path}/{event}/{method}"
             name = hashlib.blake2b(token.encode(), digest_size=16).hexdigest()
 
         async def deliver(told: Event) -> None:
@@ -510,8 +552,18 @@ class Worker:
         listener = await self._listening.add(
             path, event, deliver, when=when, below=below, durable=name
         )
-        if isinstance(shard, Stage):
-            arguments = [path, event, method, when, below, durable]
+        arguments = [path, event, method, when, below, durable]
+        if not isinstance(shard, Stage):
+            noted = [index, *arguments]
+            if noted not in shard.listeners:
+                shard.listeners.append(noted)
+
+            async def forget_here() -> None:
+                if noted in shard.listeners:
+                    shard.listeners.remove(noted)
+
+            listener._ends.append(forget_here)
+        else:
             shard.note_listener(arguments)
 
             async def forget() -> None:
@@ -522,8 +574,13 @@ class Worker:
 
     async def listen_again(self, stage: Stage, arguments: list[Any]) -> None:
         """Take up a listener of an environment that lived elsewhere."""
+        await self._listen_as_before(stage, 0, arguments)
+
+    async def _listen_as_before(self, shard: Shard, index: int, arguments: list[Any]) -> None:
         path, event, method, when, below, durable = arguments
-        await self.listen(stage, 0, path, event, method, when=when, below=below, durable=durable)
+        await self.listen(
+            shard, index, path, event, method, when=when, below=below, durable=durable
+        )
 
     async def _call_here(self, shard: Shard, index: int, method: str, event: Event) -> None:
         """Call a method of an agent here with an event; its failure is logged, and counted."""
@@ -662,7 +719,8 @@ class Worker:
             population=group.shard.population,
             method=group.method,
             call=group.record["call"],
-            batch=f"{group.shard.id}/{group.number}/{group.done}",
+            batch=f"{self.life}/{group.shard.id}/{group.number}/{group.done}",
+            life=self.life,
             agents=[offset + indexes[p] for p in positions],
             values=values,
             errors=[[place, error[0], error[1]] for place, error in errors],

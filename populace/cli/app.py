@@ -15,7 +15,15 @@ from typing import Annotated
 import typer
 
 from populace.cli import personas, show
-from populace.cli.runs import Outcome, cancel, find_run, follow, list_runs, submit
+from populace.cli.runs import (
+    Outcome,
+    control,
+    find_run,
+    follow,
+    list_runs,
+    manage,
+    submit,
+)
 from populace.cli.session import (
     BAD_INPUT,
     FAILED,
@@ -43,7 +51,7 @@ from shared.errors import (
     PopulaceError,
 )
 from shared.ids import check_token
-from shared.messages.scenario import ScenarioSpec
+from shared.messages.scenario import ManageRequest, ScenarioSpec
 from shared.settings import Settings
 
 app = typer.Typer(
@@ -277,10 +285,65 @@ def cancel_(run: Run) -> None:
             raise InvalidInputError(f"there is no run named {run!r}; see 'populace runs'")
         if info.over:
             raise InvalidInputError(f"the run {run!r} is over already: it has {info.state}")
-        await cancel(bus, settings, run)
+        if info.state == "paused":
+            await manage(bus, settings, ManageRequest(run=run, action="cancel"))
+        else:
+            await control(bus, settings, run, "cancel")
 
     asyncio.run(with_bus(settings, work))
     typer.echo(f"{run}: cancellation asked for")
+
+
+@app.command()
+def pause(run: Run) -> None:
+    """Stop a run where it is; 'populace resume' goes on from the last finished round."""
+    settings = quiet_settings()
+
+    async def work(bus: NatsBus) -> None:
+        info = await find_run(bus, settings, run)
+        if info is None:
+            raise InvalidInputError(f"there is no run named {run!r}; see 'populace runs'")
+        if info.state not in ("accepted", "running"):
+            raise InvalidInputError(f"the run {run!r} can't be paused: it is {info.state}")
+        await control(bus, settings, run, "pause")
+
+    asyncio.run(with_bus(settings, work))
+    typer.echo(f"{run}: asked to pause; go on with 'populace resume {run}'")
+
+
+@app.command()
+def resume(
+    run: Run,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="How many rounds the run is to have now.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Don't follow the run.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run that is paused, failed, cancelled, or (with --rounds) finished."""
+    settings = quiet_settings()
+    check_token(run, "the run's name")
+
+    async def work(bus: NatsBus) -> Outcome | None:
+        info = await find_run(bus, settings, run)
+        if info is None:
+            raise InvalidInputError(f"there is no run named {run!r}; see 'populace runs'")
+        life = info.life
+        if info.state != "running":  # or a director has taken it up by itself
+            request = ManageRequest(run=run, action="resume", rounds=rounds)
+            await manage(bus, settings, request)
+            life += 1
+        elif rounds is not None:
+            raise InvalidInputError(f"the run {run!r} is running; its rounds can't be changed now")
+        if detach:
+            return None
+        return await _watch(bus, settings, run, as_json, life=life if life > 1 else None)
+
+    outcome = asyncio.run(with_bus(settings, work))
+    if outcome is None:
+        typer.echo(f"{run}: resumed")
+    else:
+        _finish(outcome, as_json)
 
 
 @app.command()
@@ -336,7 +399,7 @@ async def _run(bus: NatsBus, settings: Settings, spec: ScenarioSpec, quiet: bool
                 again = asyncio.ensure_future(interrupted.wait())
                 show.complain(f"cancelling {run}; once more to leave at once")
                 with contextlib.suppress(PopulaceError):
-                    await cancel(bus, settings, run)
+                    await control(bus, settings, run, "cancel")
                 await asyncio.wait(
                     {watching, again}, timeout=60, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -349,12 +412,18 @@ async def _run(bus: NatsBus, settings: Settings, spec: ScenarioSpec, quiet: bool
 
 
 async def _watch(
-    bus: NatsBus, settings: Settings, run: str, quiet: bool, *, submitted: bool = False
+    bus: NatsBus,
+    settings: Settings,
+    run: str,
+    quiet: bool,
+    *,
+    submitted: bool = False,
+    life: int | None = None,
 ) -> Outcome:
     check_token(run, "the run's name")
     outcome = Outcome(run)
     with show.Live(quiet=quiet) as live:
-        async for told in follow(bus, settings, run, submitted=submitted):
+        async for told in follow(bus, settings, run, submitted=submitted, life=life):
             if told is not None:
                 outcome.take(told)
                 live.take(told)
@@ -375,6 +444,12 @@ def _finish(outcome: Outcome, as_json: bool) -> None:
         raise typer.Exit(FAILED)
     if outcome.state == "failed":
         show.complain(f"the run {outcome.run} failed: {outcome.reason}")
+        raise typer.Exit(FAILED)
+    if outcome.state == "paused":
+        show.complain(
+            f"the run {outcome.run} is paused: {outcome.reason}. Go on with "
+            f"'populace resume {outcome.run}'"
+        )
         raise typer.Exit(FAILED)
     if outcome.state == "cancelled":
         why = f" ({outcome.reason})" if outcome.reason else ""

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from populace.errors import ScenarioError
 from shared.bus import NatsBus
@@ -16,10 +16,12 @@ from shared.errors import (
     InvalidInputError,
     NoRespondersError,
     PopulaceError,
+    RemoteError,
 )
 from shared.messages.scenario import (
     ControlReply,
     ControlRequest,
+    ManageRequest,
     RoundRow,
     RunInfo,
     RunState,
@@ -66,9 +68,13 @@ class Outcome:
         if status.manifest:
             self.scripted = status.manifest.get("scripted", self.scripted)
             self.profile = status.manifest.get("profile", self.profile)
-        if status.row is not None:
+        if status.row is not None:  # a round that was played again is told again
+            self.rows = [row for row in self.rows if row.round != status.row.round]
             self.rows.append(status.row)
-        if status.kind == "ended":
+        if status.kind == "restored":
+            self.state, self.reason = None, ""
+            self.rows = [row for row in self.rows if row.round <= (status.round or 0)]
+        elif status.kind in ("ended", "paused"):
             self.state, self.reason = status.state, status.reason or ""
         elif status.kind == "recorded":
             self.records, self.folder = status.records, status.folder
@@ -106,21 +112,33 @@ async def submit(bus: NatsBus, settings: Settings, spec: ScenarioSpec) -> str:
     return reply.run
 
 
-async def cancel(bus: NatsBus, settings: Settings, run: str) -> None:
-    """Ask a run's director to end it.
+async def control(
+    bus: NatsBus, settings: Settings, run: str, action: Literal["cancel", "pause"]
+) -> None:
+    """Ask a run's director to end or to pause it.
 
     Raises:
         RemoteError: it is over.
         BusError: its director does not answer.
     """
-    await ask(
-        bus,
-        settings.subjects.run_control(run),
-        ControlRequest(action="cancel"),
-        ControlReply,
-        timeout=5,
-        patience=5,
-    )
+    request = ControlRequest(action=action)
+    subject = settings.subjects.run_control(run)
+    await ask(bus, subject, request, ControlReply, timeout=5, patience=5)
+
+
+async def manage(bus: NatsBus, settings: Settings, request: ManageRequest) -> ControlReply:
+    """Ask any director to resume a run, or to end one that nobody plays.
+
+    Raises:
+        InvalidInputError: that is not possible; the text says why.
+        BusError: no director answers.
+    """
+    try:
+        return await ask(
+            bus, settings.subjects.run_manage, request, ControlReply, timeout=30, patience=10
+        )
+    except RemoteError as error:
+        raise InvalidInputError(str(error)) from None
 
 
 async def find_run(bus: NatsBus, settings: Settings, run: str) -> RunInfo | None:
@@ -131,9 +149,16 @@ async def find_run(bus: NatsBus, settings: Settings, run: str) -> RunInfo | None
 
 
 async def follow(
-    bus: NatsBus, settings: Settings, run: str, *, submitted: bool = False
+    bus: NatsBus,
+    settings: Settings,
+    run: str,
+    *,
+    submitted: bool = False,
+    life: int | None = None,
 ) -> AsyncIterator[Status | None]:
-    """The run's status events from its beginning; ends once it is recorded.
+    """The run's status events from its beginning; ends once it is recorded, or paused.
+
+    With a ``life``, what happened before that one began is left out.
 
     Yields None about once a second while nothing happens. A run that was ``submitted`` just now
     is stored, and may wait for a director before anything is known of it.
@@ -145,6 +170,7 @@ async def follow(
     ended: float | None = None
     away: float | None = None
     seen = False
+    still = False
     subjects = settings.subjects
     async for message in bus.replay(subjects.stream_runs, (subjects.run_status(run),), idle=1.0):
         if message is None:
@@ -166,6 +192,8 @@ async def follow(
                 )
             if not patient and await find_run(bus, settings, run) is None:
                 raise InvalidInputError(f"there is no run named {run!r}; see 'populace runs'")
+            if still:
+                return
             if ended is not None and time.monotonic() - ended > _RECORDED_WITHIN:
                 raise PopulaceError(
                     f"the run {run!r} is over, but no recorder wrote it within "
@@ -175,11 +203,22 @@ async def follow(
             continue
         seen = True
         status = Status.model_validate_json(message.data)
-        if status.kind == "ended":
-            ended = time.monotonic()
+        if life is not None:
+            if status.kind != "restored" or (status.life or 1) < life:
+                if status.kind == "accepted":
+                    yield status
+                continue
+            life = None
+        ended = time.monotonic() if status.kind == "ended" else ended
+        if status.kind == "restored":
+            ended = None
+        # It may have been taken up again since: then there is more to come.
+        still = status.kind in ("paused", "recorded")
         yield status
         if status.kind == "recorded":
-            return
+            info = await find_run(bus, settings, run)
+            if info is None or info.over:
+                return
 
 
 async def list_runs(bus: NatsBus, settings: Settings) -> list[RunInfo]:

@@ -105,6 +105,9 @@ class Live:
             self.say(
                 f"run {status.run}: {status.name}, {status.agents:,} agents on {workers} workers"
             )
+        elif status.kind == "restored":
+            where = f"the end of round {status.round}" if status.round else "the beginning"
+            self.say(f"run {status.run}: taken up again from {where}")
         elif self._tty:
             self._show_live(status)
         elif status.kind == "round_finished" and status.row is not None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import abc
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from populace.models.accounts import Accounts, BudgetKeeper, OwnBudget, PriceTable
 from populace.models.backends import make_backend
-from populace.models.kept import KeptAnswers
+from populace.models.kept import KeptAnswers, Key
 from populace.models.limits import OwnPace, RateLimiter
 from populace.models.serving import OwnCache, Serving
 from shared.bus import Bus, Message, Subscription
@@ -181,6 +182,9 @@ class QueuedModels(ModelClient):
         timeout: seconds that a prompt may wait for its answer.
         terms: what the run asks beside its prompts.
         box: name of the inbox for answers, where one process has several clients.
+        recall: rounds that may have been played in part before; what was kept of their answers is
+            not asked again.
+        life: which life of the run asks; services drop what earlier ones have asked.
     """
 
     def __init__(
@@ -193,8 +197,13 @@ class QueuedModels(ModelClient):
         timeout: float,
         terms: Terms | None = None,
         box: str = "m",
+        recall: Iterable[int] = (),
+        life: int = 1,
     ) -> None:
         super().__init__(models)
+        self._life = life
+        self._recall = {number: asyncio.Lock() for number in recall}
+        self._recalled: dict[int, dict[Key, ModelResponse]] = {}
         self._bus = bus
         self._subjects = subjects
         self._run = run
@@ -248,6 +257,10 @@ class QueuedModels(ModelClient):
     async def request(self, model: str, request: ModelRequest) -> ModelResponse:
         """See ``ModelClient.request``."""
         self.spec(model)
+        if request.key[3] in self._recall:
+            known = await self._known(request)
+            if known is not None:
+                return known
         loop = asyncio.get_running_loop()
         future: asyncio.Future[ModelResponse] = loop.create_future()
         self._waiting[request.number] = future
@@ -269,6 +282,22 @@ class QueuedModels(ModelClient):
             timer.cancel()
             self._waiting.pop(request.number, None)
             self._asked.pop(request.number, None)
+
+    async def _known(self, request: ModelRequest) -> ModelResponse | None:
+        """The answer that was had when this round was played before, if there was one."""
+        number = request.key[3]
+        async with self._recall[number]:
+            if number not in self._recalled:
+                try:
+                    self._recalled[number] = await self._kept.of_round(self._run, number)
+                except BusError as error:
+                    text = f"the answers that were kept can't be read: {error}"
+                    return ModelResponse(request.number, error_kind="unreachable", error=text)
+        found = self._recalled[number].get(request.key)
+        if found is None:
+            return None
+        details = {**found.details, "kept": True}
+        return replace(found, number=request.number, details=details)
 
     def _event(self, event: str, _: str) -> None:
         if event == "reconnected" and self._asked:
@@ -323,7 +352,7 @@ class QueuedModels(ModelClient):
             return
         deadline = time.time() + self._timeout  # afterwards nobody waits any more
         try:
-            data = pack_plain([self._inbox, self._run, rows, self._terms, deadline])
+            data = pack_plain([self._inbox, self._run, rows, self._terms, deadline, self._life])
         except CodecError as error:
             for request in requests:
                 self._fail(request.number, "internal", str(error))
@@ -333,7 +362,7 @@ class QueuedModels(ModelClient):
             await self._publish(pool, requests[:half])
             await self._publish(pool, requests[half:])
             return
-        subject = self._subjects.model_queue(pool)
+        subject = self._subjects.model_queue(pool, self._run)
         name = f"{self._inbox}/{requests[0].number}/{self._again}"
         async with self._publishing:
             await self._register(pool)

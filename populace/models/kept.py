@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 from populace.models.serving import Cache
 from shared.bus import Bus
 from shared.codec import from_public, pack_plain
 from shared.errors import BusError, CodecError
+from shared.ids import new_id
 from shared.logs import get_logger
 from shared.messages.model import ModelRequest, ModelResponse
 from shared.streams import append_patiently
@@ -28,6 +30,7 @@ class KeptAnswers:
     def __init__(self, bus: Bus, subjects: Subjects) -> None:
         self._bus = bus
         self._subjects = subjects
+        self._name = new_id("kept")  # a process has one of these for each pool
         self._numbers = 0
 
     async def keep(self, run: str, pairs: list[tuple[ModelRequest, ModelResponse]]) -> None:
@@ -54,7 +57,7 @@ class KeptAnswers:
             _log.warning("an answer is too long to be kept", subject=subject, bytes=len(data))
             return
         self._numbers += 1
-        name = f"{self._bus.process}/kept/{self._numbers}"
+        name = f"{self._name}/{self._numbers}"
         await append_patiently(self._bus, subject, data, headers={}, message_id=name)
 
     async def find(self, run: str, wanted: set[Key]) -> dict[Key, ModelResponse]:
@@ -65,18 +68,48 @@ class KeptAnswers:
         """
         found: dict[Key, ModelResponse] = {}
         subjects = tuple({self._subjects.model_kept(run, key[3]) for key in wanted})
+        async for key, _, response in self._rows(subjects):
+            if key in wanted:
+                found.setdefault(key, response)
+                if len(found) == len(wanted):
+                    break
+        return found
+
+    async def of_round(self, run: str, round_number: int) -> dict[Key, ModelResponse]:
+        """All answers of a round that were kept; of two to one prompt, the first.
+
+        Raises:
+            BusError: the stream can't be read.
+        """
+        found: dict[Key, ModelResponse] = {}
+        async for key, _, response in self._rows((self._subjects.model_kept(run, round_number),)):
+            found.setdefault(key, response)
+        return found
+
+    async def asked_in(
+        self, run: str, round_number: int
+    ) -> dict[Key, tuple[ModelRequest, ModelResponse]]:
+        """The same, with what was asked."""
+        found: dict[Key, tuple[ModelRequest, ModelResponse]] = {}
+        subjects = (self._subjects.model_kept(run, round_number),)
+        async for key, request, response in self._rows(subjects):
+            found.setdefault(key, (ModelRequest.from_columns(request), response))
+        return found
+
+    async def _rows(
+        self, subjects: tuple[str, ...]
+    ) -> AsyncIterator[tuple[Key, list[Any], ModelResponse]]:
         async for message in self._bus.read(self._subjects.stream_kept, subjects):
-            if len(found) == len(wanted):
-                break
             try:
-                rows = from_public(message.data)
-                for key, _, _, response in rows:
-                    place = tuple(key)
-                    if place in wanted:
-                        found.setdefault(place, ModelResponse.from_columns(response))
+                rows = [
+                    (tuple(key), request, ModelResponse.from_columns(response))
+                    for key, _, request, response in from_public(message.data)
+                ]
             except (CodecError, ValueError, TypeError) as error:
                 _log.error("kept answers can't be read", subject=message.subject, error=str(error))
-        return found
+                continue
+            for row in rows:
+                yield row
 
 
 class SharedCache(Cache):

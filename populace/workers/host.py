@@ -41,6 +41,8 @@ _LEASE = 15.0
 """Seconds after which workers end whose run's owner gave no sign of life."""
 _READY_WITHIN = 45.0
 _STOP_WITHIN = 20.0
+_REFILL_AFTER = 10.0
+"""Seconds after a run got its workers in which nothing else is to use this machine."""
 _STARTING_PER_CORE = 4
 """Workers of isolated agents that start at once."""
 _WORKER_MEMORY = 32 << 20
@@ -107,6 +109,7 @@ class Host:
         self._since = time.time()
         self._closing = False
         self._refilling = asyncio.Lock()
+        self._refill: asyncio.Task[None] | None = None
         self._environment = (
             {**os.environ, "POPULACE_NATS_URL": self._settings.nats_url}
             if self._settings.nats_url
@@ -187,7 +190,7 @@ class Host:
         stdin, stdout = worker.process.stdin, worker.process.stdout
         assert stdin is not None
         assert stdout is not None
-        worker.run = assignment.run
+        worker.run = self._subjects.scope(assignment.run, assignment.life)
         try:
             stdin.write(assignment.model_dump_json().encode() + b"\n")
             await stdin.drain()
@@ -204,7 +207,8 @@ class Host:
         """Fork a worker for one isolated agent, and wait until it listens."""
         async with self._starting:  # so many at once, however many are asked for
             forked = await self._nursery.fork(assignment)
-            worker = _Process(assignment.worker, forked, run=assignment.run)
+            scope = self._subjects.scope(assignment.run, assignment.life)
+            worker = _Process(assignment.worker, forked, run=scope)
             came.append(worker)
             run.add([worker])
             worker.watch = asyncio.ensure_future(self._watch(worker))
@@ -216,12 +220,12 @@ class Host:
                 raise PopulaceError(f"a worker could not start: {error}")
             return worker
 
-    async def _end(self, workers: list[_Process]) -> None:
-        """End processes: ask first, then make sure."""
+    async def _end(self, workers: list[_Process], *, kill: bool = False) -> None:
+        """End processes: ask first, unless there is nothing to wait for, then make sure."""
         for worker in workers:
             worker.released = True
             with contextlib.suppress(ProcessLookupError):
-                worker.process.terminate()
+                (worker.process.kill if kill else worker.process.terminate)()
             if isinstance(worker.process, asyncio.subprocess.Process):
                 assert worker.process.stdin is not None
                 worker.process.stdin.close()
@@ -245,9 +249,10 @@ class Host:
             raise InvalidInputError(
                 f"the host {self.name} has room for {room} more workers, not {request.count}"
             )
-        run = self._runs.get(request.run)
+        scope = self._subjects.scope(request.run, request.life)
+        run = self._runs.get(scope)
         if run is None:
-            run = self._runs[request.run] = _Run()
+            run = self._runs[scope] = _Run()
         elif not request.isolated and (run.workers or run.coming):
             raise InvalidInputError(f"the run {request.run!r} has workers on {self.name} already")
         came: list[_Process] = []
@@ -256,17 +261,19 @@ class Host:
         try:
             make = self._more_of_its_own if request.isolated else self._workers
             made = await make(run, request, came)
-            self._check_still_there(request.run, run)
+            self._check_still_there(scope, run)
         except BaseException as error:
             run.coming -= request.count - len(came)
-            await self._end_some(request.run, run, came)
+            await self._end_some(scope, run, came)
             if isinstance(error, OSError):
                 raise PopulaceError(f"a worker could not be started: {error}") from error
             raise
         finally:
             run.acquiring -= 1
             run.heard = time.monotonic()
-        _log.info("workers given", run=request.run, count=request.count)
+        _log.info("workers given", run=scope, count=request.count)
+        if not request.isolated:
+            self._refill_later()
         return AcquiredWorkers(workers=[w.name for w in made])
 
     async def _workers(
@@ -280,7 +287,7 @@ class Host:
             run.add([worker])
 
         await asyncio.gather(*(start() for _ in range(request.count)))
-        self._check_still_there(request.run, run)
+        self._check_still_there(self._subjects.scope(request.run, request.life), run)
         made = list(came)
         await asyncio.gather(*(self._assign(w, self._assignment(w.name, request)) for w in made))
         return made
@@ -316,19 +323,35 @@ class Host:
         if self._runs.get(name) is not run:
             raise InvalidInputError(f"the run {name!r} was released while it was given workers")
 
-    async def _drop(self, name: str) -> int:
+    async def _drop(self, name: str, *, kill: bool = False) -> int:
         run = self._runs.pop(name, None)
         if run is None:
             return 0
-        await self._end(run.workers)
+        await self._end(run.workers, kill=kill)
         return len(run.workers)
 
     async def release(self, request: ReleaseWorkers) -> Released:
         """End a run's workers."""
-        count = await self._drop(request.run)
-        _log.info("workers taken back", run=request.run, count=count)
-        await self.refill()
+        names = [request.run]
+        if request.before:
+            lives = (self._subjects.scope(request.run, n) for n in range(1, request.before))
+            names = [name for name in lives if name in self._runs]
+        count = sum([await self._drop(name, kill=request.kill) for name in names])
+        if count:
+            _log.info("workers taken back", run=request.run, count=count)
+        self._refill_later(0.0)
         return Released(workers=count)
+
+    def _refill_later(self, seconds: float = _REFILL_AFTER) -> None:
+        """Start spare workers, so that a run that loses one need not wait for another's start."""
+        if self._refill is not None:
+            self._refill.cancel()
+
+        async def refill() -> None:
+            await asyncio.sleep(seconds)
+            await self.refill()
+
+        self._refill = asyncio.ensure_future(refill())
 
     async def lease(self, request: Lease) -> LeaseRenewed:
         """Hear that a run's owner is alive."""
@@ -365,6 +388,8 @@ class Host:
             await self._context.stopping.wait()
         finally:
             self._closing = True
+            if self._refill is not None:
+                self._refill.cancel()
             beat.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await beat

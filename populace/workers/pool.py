@@ -47,15 +47,20 @@ class WorkerPool:
         run: whose they are.
         bucket: where the hosts show themselves.
         advice: what to do if there is none, as the end of a sentence.
+        life: which life of the run has them.
     """
 
-    def __init__(self, bus: Bus, settings: Settings, run: str, bucket: str, advice: str) -> None:
+    def __init__(
+        self, bus: Bus, settings: Settings, run: str, bucket: str, advice: str, *, life: int = 1
+    ) -> None:
         self._bus = bus
         self._bucket = bucket
         self._advice = advice
         self._settings = settings
         self._subjects = settings.subjects
         self._run = run
+        self._life = life
+        self._scope = settings.subjects.scope(run, life)
         self.hosts: dict[str, list[str]] = {}
         """Host to the workers that it gave."""
         self._lease: asyncio.Task[None] | None = None
@@ -75,14 +80,23 @@ class WorkerPool:
             PlacementError: there is no host, or not enough room.
         """
         self._on_lost = on_lost
-        await self._bus.subscribe(self._subjects.run_workers(self._run), self._ended)
+        await self._bus.subscribe(self._subjects.run_workers(self._scope), self._ended)
         # From the first host's answer on, its lease counts, however slow the others are.
         self._lease = asyncio.ensure_future(self._keep_lease())
         try:
+            if self._life > 1:
+                await self._end_earlier_lives()
             return await self._acquire(count, at_most, request)
         except PlacementError:
             await self._release(list(self.hosts))
             raise
+
+    async def _end_earlier_lives(self) -> None:
+        """Have all hosts end what is left of the run's earlier lives."""
+        request = ReleaseWorkers(run=self._run, before=self._life, kill=True)
+        await asyncio.gather(
+            *(self._ask_to_release(host.host, request) for host in await self._find_hosts())
+        )
 
     async def more(self, count: int, request: AcquireWorkers) -> list[tuple[str, str]]:
         """Get a worker each for so many isolated agents; returns (worker, host) of each.
@@ -197,7 +211,7 @@ class WorkerPool:
             reply = await ask(
                 self._bus,
                 self._subjects.host(host, "lease"),
-                Lease(run=self._run, owner=self._bus.process),
+                Lease(run=self._scope, owner=self._bus.process),
                 LeaseRenewed,
                 timeout=1.0,
             )
@@ -215,26 +229,24 @@ class WorkerPool:
             gone = [w for w in self.hosts[host] if w not in alive]
             self._lose(host, gone, "its process ended")
 
-    async def _release(self, hosts: list[str]) -> None:
-        for host in hosts:
-            with contextlib.suppress(BusError, RemoteError):
-                await ask(
-                    self._bus,
-                    self._subjects.host(host, "release"),
-                    ReleaseWorkers(run=self._run),
-                    Released,
-                    timeout=10,
-                )
+    async def _release(self, hosts: list[str], *, kill: bool = False) -> None:
+        request = ReleaseWorkers(run=self._scope, kill=kill)
+        await asyncio.gather(*(self._ask_to_release(host, request) for host in hosts))
 
-    async def release(self) -> None:
-        """Give all workers back."""
+    async def _ask_to_release(self, host: str, request: ReleaseWorkers) -> None:
+        with contextlib.suppress(BusError, RemoteError):
+            subject = self._subjects.host(host, "release")
+            await ask(self._bus, subject, request, Released, timeout=10)
+
+    async def release(self, *, kill: bool = False) -> None:
+        """Give all workers back; with ``kill``, nothing that they hold is of use any more."""
         self._released = True
         if self._lease is not None:
             self._lease.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._lease
         hosts, self.hosts = list(self.hosts), {}
-        await self._release(hosts)
+        await self._release(hosts, kill=kill)
 
 
 def _divide(hosts: list[HostInfo], count: int | None, at_most: int | None) -> dict[str, int]:

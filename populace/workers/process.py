@@ -69,6 +69,8 @@ async def _serve(
         assignment.run,
         timeout=settings.model_queue_timeout,
         terms=assignment.terms,
+        recall=assignment.recall,
+        life=assignment.life,
     )
     worker = Worker(
         bus,

@@ -6,9 +6,16 @@ import time
 
 from shared.bus import Bus
 from shared.codec import CONTENT_TYPE, JSON_TYPE
-from shared.messages.scenario import RunInfo, Status
+from shared.errors import PopulaceError, RevisionConflictError
+from shared.messages.scenario import RunInfo, ScenarioSpec, Status
 from shared.streams import append_patiently
 from shared.subjects import Subjects
+
+_ATTEMPTS = 50
+
+
+class SupersededError(PopulaceError):
+    """Another process plays the run by now."""
 
 
 async def publish_status(bus: Bus, subjects: Subjects, status: Status) -> None:
@@ -29,10 +36,51 @@ async def publish_status(bus: Bus, subjects: Subjects, status: Status) -> None:
 
 
 async def save_info(bus: Bus, subjects: Subjects, info: RunInfo) -> None:
-    """Write a run's latest state."""
-    info.updated = time.time()
+    """Write a run's latest state, as the process that plays it.
+
+    Raises:
+        SupersededError: another process plays it by now.
+    """
     bucket = await bus.bucket(subjects.bucket_runs)
-    await bucket.put(info.run, info.model_dump_json().encode())
+    for _ in range(_ATTEMPTS):
+        entry = await bucket.get(info.run)
+        if entry is not None:
+            held = RunInfo.model_validate_json(entry.value)
+            same = held.life == info.life and held.player != info.player
+            if held.life > info.life or same:
+                raise SupersededError(f"another process plays the run {info.run!r} by now")
+        info.updated = time.time()
+        try:
+            revision = 0 if entry is None else entry.revision
+            await bucket.write(info.run, info.model_dump_json().encode(), revision)
+        except RevisionConflictError:
+            continue
+        return
+    raise SupersededError(f"the state of the run {info.run!r} is written by many at once")
+
+
+async def take_over(bus: Bus, subjects: Subjects, info: RunInfo, before: RunInfo) -> bool:
+    """Become the one who plays a run, unless its state was changed since it was read.
+
+    Args:
+        bus: the connection.
+        subjects: the installation's.
+        info: the state to write.
+        before: the state as it was read.
+
+    Returns:
+        Whether that was so.
+    """
+    bucket = await bus.bucket(subjects.bucket_runs)
+    entry = await bucket.get(info.run)
+    if entry is None or RunInfo.model_validate_json(entry.value) != before:
+        return False
+    info.updated = time.time()
+    try:
+        await bucket.update(info.run, info.model_dump_json().encode(), entry.revision)
+    except RevisionConflictError:
+        return False
+    return True
 
 
 async def read_info(bus: Bus, subjects: Subjects, run: str) -> RunInfo | None:
@@ -40,3 +88,17 @@ async def read_info(bus: Bus, subjects: Subjects, run: str) -> RunInfo | None:
     bucket = await bus.bucket(subjects.bucket_runs)
     entry = await bucket.get(run)
     return None if entry is None else RunInfo.model_validate_json(entry.value)
+
+
+async def save_spec(bus: Bus, subjects: Subjects, spec: ScenarioSpec) -> None:
+    """Keep the scenario of a run, so that it can be taken up again."""
+    assert spec.run is not None
+    bucket = await bus.bucket(subjects.bucket_specs)
+    await bucket.put(spec.run, spec.model_dump_json(exclude_none=True).encode())
+
+
+async def read_spec(bus: Bus, subjects: Subjects, run: str) -> ScenarioSpec | None:
+    """The scenario of a run, or None if it isn't kept."""
+    bucket = await bus.bucket(subjects.bucket_specs)
+    entry = await bucket.get(run)
+    return None if entry is None else ScenarioSpec.model_validate_json(entry.value)

@@ -19,7 +19,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from services.director.announce import publish_status, read_info, save_info
+from populace.commits import last_commit
+from services.director.announce import (
+    publish_status,
+    read_info,
+    read_spec,
+    save_info,
+    save_spec,
+    take_over,
+)
 from services.director.player import RunOrder
 from shared.bus import Consumer, Delivery, Message, Subscription
 from shared.codec import (
@@ -43,18 +51,21 @@ from shared.logs import get_logger
 from shared.messages.scenario import (
     ControlReply,
     ControlRequest,
+    ManageRequest,
     RunInfo,
     ScenarioSpec,
     Status,
     Submitted,
 )
-from shared.service import ServiceContext, first_problem, serve
+from shared.service import ServiceContext, answer_request, first_problem, serve
 from shared.streams import ensure_streams
 
 _log = get_logger(__name__)
 
 _STOP_WITHIN = 15.0
 _CANCEL_WITHIN = 15.0
+_LOOK_EVERY = 1.5
+_MOST_TRIES = 3
 
 
 @dataclass(eq=False)
@@ -82,6 +93,8 @@ class Director:
         self._bus = context.bus
         self._subjects = context.settings.subjects
         self._runs: dict[str, _Run] = {}
+        self._tries: dict[str, tuple[int, int]] = {}
+        """Of runs whose process died: in which round, and how often."""
         self.name = new_id("director")
 
     # The two doors
@@ -154,6 +167,7 @@ class Director:
             rounds=spec.rounds,
             agents=spec.agents.count,
             director=self.name,
+            player=new_id("player"),
         )
         bucket = await self._bus.bucket(self._subjects.bucket_runs)
         try:
@@ -167,7 +181,21 @@ class Director:
                 _log.error("a scenario was refused: its run's name is taken", run=run)
                 await delivery.term()
                 return
-            await save_info(self._bus, self._subjects, info)
+            if not await take_over(self._bus, self._subjects, info, held):
+                return  # another director takes it
+        await save_spec(self._bus, self._subjects, spec)
+        await publish_status(
+            self._bus,
+            self._subjects,
+            Status(
+                kind="accepted",
+                run=info.run,
+                name=info.name,
+                rounds=info.rounds,
+                agents=info.agents,
+                scenario=spec.model_dump(mode="json", exclude_none=True),
+            ),
+        )
         await self._start(spec, info)
         await delivery.ack()
 
@@ -194,6 +222,7 @@ class Director:
             Status(
                 kind="ended",
                 run=info.run,
+                life=info.life,
                 name=info.name,
                 state=info.state,
                 reason=info.reason,
@@ -202,18 +231,6 @@ class Director:
 
     # Runs
     async def _start(self, spec: ScenarioSpec, info: RunInfo) -> None:
-        await publish_status(
-            self._bus,
-            self._subjects,
-            Status(
-                kind="accepted",
-                run=info.run,
-                name=info.name,
-                rounds=info.rounds,
-                agents=info.agents,
-                scenario=spec.model_dump(mode="json", exclude_none=True),
-            ),
-        )
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -262,9 +279,10 @@ class Director:
                 if pause is None:
                     break
                 await asyncio.sleep(pause)
-        self._runs.pop(run.info.run, None)
-        if run.control is not None:
-            await run.control.unsubscribe()
+        if self._runs.get(run.info.run) is run:
+            del self._runs[run.info.run]
+            if run.control is not None:
+                await run.control.unsubscribe()
 
     async def _bury(self, run: _Run, code: int) -> None:
         info = await read_info(self._bus, self._subjects, run.info.run)
@@ -272,6 +290,11 @@ class Director:
             _log.info("run ended", run=info.run, state=info.state, reason=info.reason)
             return
         info = info or run.info
+        if info.state == "paused" or info.player != run.info.player:
+            _log.info("run left", run=info.run, state=info.state, reason=info.reason)
+            return
+        if not run.cancelled and not self._context.stopping.is_set() and await self._again(info):
+            return
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         info.state, info.reason = "failed", f"the process that played the run {how}"
         if run.cancelled:
@@ -281,36 +304,162 @@ class Director:
         await save_info(self._bus, self._subjects, info)
         await self._tell_end(info)
 
-    async def _bury_the_dead(self) -> None:
-        """Say of runs that a director left unfinished that they have failed."""
-        bucket = await self._bus.bucket(self._subjects.bucket_runs)
-        for entry in await bucket.entries():
-            info = RunInfo.model_validate_json(entry.value)
-            if info.state != "running" or info.run in self._runs:
-                continue
-            if not await self._is_played(info.run):
-                info.state, info.reason = "failed", "its director stopped while it was played"
-                await save_info(self._bus, self._subjects, info)
-                await self._tell_end(info)
+    # Taking runs up again
+    async def _again(self, info: RunInfo) -> bool:
+        """Take up a run whose process has died; False if that is not possible.
+
+        A run whose process dies again and again without finishing a round is paused.
+        """
+        spec = await read_spec(self._bus, self._subjects, info.run)
+        if spec is None or spec.durability == "none":
+            return False
+        tries = self._tries.get(info.run)
+        count = tries[1] + 1 if tries is not None and tries[0] == info.rounds_done else 1
+        self._tries[info.run] = (info.rounds_done, count)
+        if count > _MOST_TRIES:
+            paused = info.model_copy(
+                update={
+                    "state": "paused",
+                    "reason": f"the process that plays it died {_MOST_TRIES} times in round "
+                    f"{info.rounds_done + 1}",
+                }
+            )
+            if await take_over(self._bus, self._subjects, paused, info):
+                await self._tell_paused(paused)
+            return True
+        await self._take_up(spec, info)
+        return True
+
+    async def _take_up(self, spec: ScenarioSpec, info: RunInfo) -> bool:
+        """Play a run that nobody plays any more from its last committed round."""
+        mine = info.model_copy(
+            update={
+                "life": info.life + 1,
+                "player": new_id("player"),
+                "director": self.name,
+                "state": "running",
+                "reason": "",
+                "rounds": spec.rounds,
+            }
+        )
+        if not await take_over(self._bus, self._subjects, mine, info):
+            return False  # another director was quicker
+        _log.warning("a run is taken up again", run=info.run, life=mine.life)
+        before = self._runs.pop(info.run, None)
+        if before is not None and before.control is not None:
+            await before.control.unsubscribe()
+        await self._start(spec, mine)
+        return True
+
+    async def _tell_paused(self, info: RunInfo) -> None:
+        status = Status(
+            kind="paused", run=info.run, name=info.name, state="paused", reason=info.reason
+        )
+        await publish_status(self._bus, self._subjects, status)
+
+    async def _look_after_others(self) -> None:
+        """Take up runs whose director is gone, and say so of those that can't be."""
+        missed: dict[str, RunInfo] = {}
+        bucket = None
+        while True:
+            try:
+                bucket = bucket or await self._bus.bucket(self._subjects.bucket_runs)
+                alone: dict[str, RunInfo] = {}
+                for entry in await bucket.entries():
+                    info = RunInfo.model_validate_json(entry.value)
+                    if info.state != "running" or await self._is_played(info.run):
+                        continue
+                    alone[info.run] = info
+                    # Twice, since its director's connection may be down for a moment.
+                    before = missed.get(info.run)
+                    if before is not None and before.life == info.life:
+                        await self._adopt(info)
+                missed = alone
+            except Exception as error:  # whatever it was, runs must not be left alone
+                _log.warning("looking after runs starts anew", error=str(error))
+                bucket = None
+            await asyncio.sleep(_LOOK_EVERY)
+
+    async def _adopt(self, info: RunInfo) -> None:
+        spec = await read_spec(self._bus, self._subjects, info.run)
+        if spec is not None and spec.durability != "none":
+            await self._take_up(spec, info)
+            return
+        ended = info.model_copy(
+            update={"state": "failed", "reason": "its director stopped while it was played"}
+        )
+        if await take_over(self._bus, self._subjects, ended, info):
+            await self._tell_end(ended)
+
+    async def manage(self, message: Message) -> None:
+        """Resume a run, or end one that nobody plays."""
+        await answer_request(self._bus, message, ManageRequest, self._manage)
+
+    async def _manage(self, request: ManageRequest) -> ControlReply:
+        info = await read_info(self._bus, self._subjects, request.run)
+        if info is None:
+            raise InvalidInputError(f"there is no run named {request.run!r}")
+        if info.state in ("accepted", "running"):
+            raise InvalidInputError(f"the run {request.run!r} is {info.state}")
+        if request.action == "cancel":
+            if info.over:
+                raise InvalidInputError(f"the run {request.run!r} is over")
+            ended = info.model_copy(update={"state": "cancelled", "reason": ""})
+            if await take_over(self._bus, self._subjects, ended, info):
+                await self._tell_end(ended)
+            return ControlReply(state="cancelled")
+        spec = await read_spec(self._bus, self._subjects, request.run)
+        if spec is None:
+            raise InvalidInputError(f"the scenario of the run {request.run!r} is not kept any more")
+        if spec.durability == "none":
+            raise InvalidInputError(
+                f"nothing was kept of the run {request.run!r} to go on from (durability: none)"
+            )
+        if request.rounds is not None:
+            if request.rounds < info.rounds_done:
+                raise InvalidInputError(
+                    f"the run {request.run!r} has played {info.rounds_done} rounds already"
+                )
+            spec.rounds = request.rounds
+        if info.state == "finished" and spec.rounds <= info.rounds_done:
+            raise InvalidInputError(
+                f"the run {request.run!r} has finished its {info.rounds_done} rounds; say how many "
+                "it is to have (--rounds)"
+            )
+        if await last_commit(self._bus, self._subjects, request.run) is None and (
+            info.rounds_done or info.over
+        ):
+            raise InvalidInputError(
+                f"nothing is kept of the run {request.run!r} to go on from; run its scenario again"
+            )
+        await save_spec(self._bus, self._subjects, spec)
+        self._tries.pop(request.run, None)
+        if not await self._take_up(spec, info):
+            raise InvalidInputError(f"the run {request.run!r} was changed meanwhile; try again")
+        return ControlReply(state="running")
 
     async def run(self) -> None:
         """Direct until told to stop."""
         await ensure_streams(self._bus, self._subjects)
-        await self._bury_the_dead()
         await self._context.announce(
             "Takes scenarios and plays them",
             metadata={"director": self.name},
             stats=lambda: {"runs": sorted(self._runs)},
-            endpoints={"submit": (self._subjects.scenario_submit, self.submit)},
+            endpoints={
+                "submit": (self._subjects.scenario_submit, self.submit),
+                "manage": (self._subjects.run_manage, self.manage),
+            },
         )
         events = asyncio.ensure_future(self._take_events())
+        others = asyncio.ensure_future(self._look_after_others())
         _log.info("director is up", director=self.name)
         try:
             await self._context.stopping.wait()
         finally:
-            events.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await events
+            for task in (events, others):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
             await self._stop_runs()
 
     async def _stop_runs(self) -> None:

@@ -20,13 +20,21 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from populace.errors import BudgetSpentError, PopulaceError, ScenarioError
+from populace.commits import Commit, Commits, last_commit
+from populace.errors import (
+    BudgetSpentError,
+    PlacementError,
+    PopulaceError,
+    RunBrokenError,
+    ScenarioError,
+)
 from populace.models.accounts import KEPT_FOR, Accounts, PriceTable
 from populace.personas.people import find_people
 from populace.play import Player
+from populace.scenario import Scenario
 from populace.scenario_file import load_class
 from populace.world import World, open_world
-from services.director.announce import publish_status, save_info
+from services.director.announce import SupersededError, publish_status, save_info
 from shared import __version__
 from shared.bus import NatsBus
 from shared.code import CodeLoader
@@ -44,6 +52,21 @@ _log = get_logger(__name__)
 
 _CHECK_WITHIN = 90.0
 _MODEL_SERVICE_WITHIN = 15.0
+
+
+_MOST_LIVES = 5
+"""Times that a run is taken up again from the same round, until it is paused."""
+_ENDS: dict[str, tuple[RunState, str]] = {
+    "cancel": ("cancelled", ""),
+    "pause": ("paused", "it was told to"),
+    "stop": ("paused", "its director was stopped"),
+    "": ("cancelled", "the director is gone"),
+}
+"""What a director's word makes of a run."""
+
+
+class PausedError(PopulaceError):
+    """A run can't go on for now; it can be resumed."""
 
 
 class RunOrder(BaseModel):
@@ -64,6 +87,11 @@ class Run:
         self._bus = bus
         self._records: int | None = None
         self._manifest: dict[str, Any] = {}
+        self._word = ""
+        self._uncommitted = ""
+        self._progressed = False
+        """Whether this life has finished a round."""
+        self._lost: list[str] = []
         self._contexts: dict[str, int] = {}
         """What endpoints say that they can take, by model."""
 
@@ -73,8 +101,17 @@ class Run:
         try:
             await self._play()
             state, reason = "finished", ""
-        except asyncio.CancelledError as error:
-            state, reason = "cancelled", str(error)
+        except SupersededError as error:
+            _log.warning("the run is left to another", run=self._info.run, reason=str(error))
+            return
+        except asyncio.CancelledError:
+            if self._word == "" and self._may_go_on:
+                return  # the director was killed: another takes the run up
+            state, reason = _ENDS.get(self._word, _ENDS[""])
+            if state == "paused" and not self._may_go_on:
+                state = "cancelled"
+        except PausedError as error:
+            state, reason = "paused", str(error)
         except BudgetSpentError as error:
             state, reason = "cancelled", str(error)
         except PopulaceError as error:
@@ -84,7 +121,7 @@ class Run:
             state, reason = "failed", f"the scenario raised {_described(error)}"
             _log.error("the scenario raised", run=self._info.run, trace=traceback.format_exc())
         self._info.state, self._info.reason = state, reason
-        if self._manifest:
+        if self._manifest and self._spec.models:
             try:
                 await self._accounts()  # of the round that was not finished, too
             except BusError as error:
@@ -92,8 +129,9 @@ class Run:
         # Told before it is noted: if this process dies between, the director tells it again.
         await self._tell(
             Status(
-                kind="ended",
+                kind="paused" if state == "paused" else "ended",
                 run=self._info.run,
+                life=self._info.life,
                 name=self._info.name,
                 state=state,
                 reason=reason,
@@ -101,7 +139,17 @@ class Run:
                 manifest=self._manifest,
             )
         )
-        await save_info(self._bus, self._subjects, self._info)
+        with contextlib.suppress(SupersededError):
+            await save_info(self._bus, self._subjects, self._info)
+
+    def heed(self, word: str) -> None:
+        """Take a word of the director; an empty one means that it is gone."""
+        self._word = word
+
+    @property
+    def _may_go_on(self) -> bool:
+        """Whether the run can be taken up again later."""
+        return self._spec.durability != "none" and not self._uncommitted
 
     async def _tell(self, status: Status) -> None:
         spent = ""
@@ -109,6 +157,7 @@ class Run:
             spent = await self._count(status.row)
         await publish_status(self._bus, self._subjects, status)
         if status.kind == "round_finished":
+            self._progressed = True
             self._info.rounds_done = status.round or 0
             await save_info(self._bus, self._subjects, self._info)
         if spent:
@@ -148,8 +197,52 @@ class Run:
         cls, params = load_class(spec, loader)
         self._people()
         await self._check_models()
-        self._info.state = "running"
+        self._info.state, self._info.reason = "running", ""
         await save_info(self._bus, self._subjects, self._info)
+        lives = 0
+        while True:
+            commit = None
+            if self._info.life > 1:
+                commit = await last_commit(self._bus, self._subjects, self._info.run)
+                await self._tell_restored(0 if commit is None else commit.round)
+            try:
+                await self._live(loader, cls, params, commit)
+                return
+            except RunBrokenError as error:
+                lives = 1 if self._progressed else lives + 1
+                if lives > _MOST_LIVES:
+                    raise PausedError(
+                        f"it was taken up {_MOST_LIVES} times from the same round, and broke each "
+                        f"time; the last time, {error}"
+                    ) from None
+                _log.warning("the run is taken up again", run=self._info.run, reason=str(error))
+                self._info.life += 1
+                await save_info(self._bus, self._subjects, self._info)
+            except PlacementError as error:
+                if self._info.life == 1 or not self._may_go_on:
+                    raise
+                raise PausedError(str(error)) from None
+
+    async def _tell_restored(self, round_number: int) -> None:
+        """Say that all that earlier lives recorded beyond a round does not count."""
+        info = self._info
+        info.rounds_done = round_number
+        await publish_status(
+            self._bus,
+            self._subjects,
+            Status(
+                kind="restored", run=info.run, name=info.name, round=round_number, life=info.life
+            ),
+        )
+
+    async def _live(
+        self, loader: CodeLoader, cls: type[Scenario], params: BaseModel, commit: Commit | None
+    ) -> None:
+        """Play in one world, from the last commit to the end or until the world breaks."""
+        spec, settings = self._spec, self._settings
+        self._progressed = False
+        first = 0 if commit is None else commit.round + 1
+        life = self._info.life
         folders = [] if spec.folder is None or loader.is_installed(spec.scenario) else [spec.folder]
         async with open_world(
             settings,
@@ -169,8 +262,11 @@ class Run:
                 contexts=self._contexts,
             ),
             profile=spec.profile,
+            life=life,
+            durable=self._may_go_on,
+            recall=[first, first + 1] if life > 1 and first == 0 else [first] if life > 1 else [],
         ) as world:
-            self._manifest = self._describe(world)
+            self._manifest = {**self._manifest, **self._describe(world)}
             settle_collector()
             await self._tell(
                 Status(
@@ -195,9 +291,17 @@ class Run:
             player = Player(
                 world, scenario, self._tell, results_format=spec.results_format or "msgpack"
             )
-            await player.play()
-            self._records = player.records
-            self._manifest["workers_lost"] = world.lost
+            player.must_commit = spec.durability == "round"
+            commits = Commits(world, scenario) if self._may_go_on else None
+            try:
+                await player.play(commits, commit)
+            finally:
+                self._uncommitted = player.uncommitted
+                self._records = player.records
+                self._lost += world.lost
+                self._manifest["workers_lost"] = self._lost
+                if self._uncommitted:
+                    self._manifest["not_durable"] = self._uncommitted
             if spec.profile:
                 self._manifest["profile"] = await world.profile()
 
@@ -253,6 +357,7 @@ class Run:
         return {
             "scenario_sha256": hashlib.sha256(text.encode()).hexdigest(),
             "seed": self._spec.seed,
+            "life": self._info.life,
             "versions": {"populace": __version__, "python": platform.python_version()},
             "workers": workers,
             "scripted": sorted(
@@ -273,16 +378,17 @@ def _described(error: Exception) -> str:
 
 async def _main(settings: Settings, order: RunOrder) -> int:
     bus = await NatsBus.connect(settings, settings.nats_url or DEFAULT_URL, process=new_id("run"))
-    run = asyncio.ensure_future(Run(settings, order, bus).play())
+    played = Run(settings, order, bus)
+    run = asyncio.ensure_future(played.play())
     loop = asyncio.get_running_loop()
     heeded = False
 
     def heed(word: str) -> None:
         nonlocal heeded
-        reasons = {"cancel": "", "stop": "the director was stopped"}
         if not run.done() and not heeded:  # the first word counts; later ones find it leaving
             heeded = True
-            run.cancel(reasons.get(word, "the director is gone"))
+            played.heed(word)
+            run.cancel()
 
     def listen() -> None:
         for line in sys.stdin:

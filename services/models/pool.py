@@ -45,11 +45,30 @@ _HAND_ON_AFTER = 0.1
 class _Lot:
     """A message of prompts, and how many of them are not answered yet."""
 
-    __slots__ = ("asked", "deadline", "delivery", "inbox", "left", "run", "terms", "turned_away")
+    __slots__ = (
+        "asked",
+        "deadline",
+        "delivery",
+        "inbox",
+        "left",
+        "life",
+        "run",
+        "terms",
+        "turned_away",
+    )
 
     def __init__(
-        self, delivery: Delivery, inbox: str, run: str, terms: Terms, deadline: float, left: int
+        self,
+        delivery: Delivery,
+        inbox: str,
+        run: str,
+        terms: Terms,
+        deadline: float,
+        life: int,
+        left: int,
     ) -> None:
+        self.life = life
+        """Which life of the run asks."""
         self.delivery = delivery
         self.inbox = inbox
         self.run = run
@@ -139,21 +158,22 @@ class Pool:
 
     def _take(self, delivery: Delivery) -> None:
         try:
-            inbox, run, rows, terms_, deadline = from_public(delivery.data)
+            inbox, run, rows, terms_, deadline, life = from_public(delivery.data)
             terms = Terms.from_plain(terms_)
             requests = [ModelRequest.from_columns(row) for row in rows]
         except (CodecError, ValueError, TypeError) as error:
             _log.error("a prompt can't be read and is dropped", error=str(error))
             self._start(delivery.term())
             return
-        if run in self._server.over or time.time() > deadline:
+        self._server.lives[run] = max(life, self._server.lives.get(run, 1))
+        if self._server.is_over(run, life) or time.time() > deadline:
             self._start(delivery.ack())
             return
         if delivery.sequence in self._in_hand:
             return  # this process was too slow to say that it is still at work
         self.gate.take(len(requests))
         self.used_at = time.monotonic()
-        lot = _Lot(delivery, inbox, run, terms, deadline, len(requests))
+        lot = _Lot(delivery, inbox, run, terms, deadline, life, len(requests))
         self._in_hand[delivery.sequence] = lot
         self._start(self._answer_lot(lot, requests))
 
@@ -204,7 +224,7 @@ class Pool:
 
     def _over(self, lot: _Lot) -> bool:
         """Whether nobody waits for a lot's answers any more."""
-        return lot.run in self._server.over or time.time() > lot.deadline
+        return self._server.is_over(lot.run, lot.life) or time.time() > lot.deadline
 
     def _wanted(self, lot: _Lot) -> bool:
         return not self._closing and not self._over(lot)
@@ -259,11 +279,11 @@ class Pool:
                 await lot.delivery.nak(_HAND_ON_AFTER)
                 return
             rows = [request.columns() for request in requests]
-            data = pack_plain([lot.inbox, lot.run, rows, lot.terms.plain(), lot.deadline])
+            data = pack_plain([lot.inbox, lot.run, rows, lot.terms.plain(), lot.deadline, lot.life])
             name = f"{self._server.bus.process}/rest/{lot.delivery.sequence}/{requests[0].number}"
             await append_patiently(
                 self._server.bus,
-                self._server.subjects.model_queue(self.name),
+                self._server.subjects.model_queue(self.name, lot.run),
                 data,
                 headers={},
                 message_id=name,

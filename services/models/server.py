@@ -50,6 +50,8 @@ class ModelServer:
         self.subjects = context.settings.subjects
         self.over: OrderedDict[str, None] = OrderedDict()
         """Runs that have ended; their prompts need no answer."""
+        self.lives: dict[str, int] = {}
+        """Of runs that were taken up again: which life they are in."""
         self._pools: dict[str, Pool] = {}
         self._pulls: dict[str, asyncio.Task[None]] = {}
         self._starting = asyncio.Lock()
@@ -124,15 +126,22 @@ class ModelServer:
             return ModelChecked(ok=False, error=str(error))
         return ModelChecked(ok=True, details={"backend": pool.backend.name, **details})
 
+    def is_over(self, run: str, life: int) -> bool:
+        """Whether nobody waits for answers that this life of a run has asked for."""
+        return run in self.over or life < self.lives.get(run, 1)
+
     def _status(self, message: Message) -> None:
         status = Status.model_validate_json(message.data)
+        if status.kind == "restored":
+            self.lives[status.run] = max(status.life or 1, self.lives.get(status.run, 1))
+            self.over.pop(status.run, None)
         if status.kind == "ended":
             self.over[status.run] = None
             self._budgets.pop(status.run, None)
             for pool in self._pools.values():
                 pool.serving.accounts.pop(status.run, None)
             while len(self.over) > _REMEMBERED_RUNS:
-                self.over.popitem(last=False)
+                self.lives.pop(self.over.popitem(last=False)[0], None)
 
     def _event(self, event: str, _: str) -> None:
         if event == "reconnected":

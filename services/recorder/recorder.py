@@ -77,8 +77,12 @@ class RunRecorder:
         """A message of a run that is recorded: its acknowledgement was lost."""
         if delivery.subject == self._subjects.run_status(run):
             status = Status.model_validate_json(delivery.data)
+            if status.kind == "restored":  # it was over, and goes on
+                (self._base / run / "manifest.json").unlink()
+                await self._take(delivery)
+                return
             if status.kind == "ended":  # and perhaps "recorded" was never told
-                await self._tell(run, self._base / run, status.records)
+                await self._tell(run, self._base / run, status.records, life=status.life)
         await delivery.ack()
 
     async def _take_status(self, status: Status) -> None:
@@ -87,9 +91,9 @@ class RunRecorder:
         folder = self._folder(status.run)
         folder.add_status(status)
         if status.kind == "ended":
-            await self._finish(status.run, folder)
+            await self._finish(status.run, folder, status.life)
 
-    async def _finish(self, run: str, folder: RunFolder) -> None:
+    async def _finish(self, run: str, folder: RunFolder, life: int | None) -> None:
         del self._folders[run]
         try:
             manifest = await asyncio.to_thread(folder.finish)
@@ -97,15 +101,21 @@ class RunRecorder:
             # One run's trouble must not stop the recording of others; its parts stay on disk.
             _log.exception("a run's files could not be written", run=run)
             reason = f"{type(error).__name__}: {error}"
-            await self._tell(run, folder.path, folder.rows_written, reason)
+            await self._tell(run, folder.path, folder.rows_written, reason, life=life)
             return
         if manifest["missing"]:
             _log.error("records are missing", run=run, count=manifest["missing"])
         _log.info("run recorded", run=run, rows=folder.rows_written, folder=str(folder.path))
-        await self._tell(run, folder.path, folder.rows_written)
+        await self._tell(run, folder.path, folder.rows_written, life=life)
 
     async def _tell(
-        self, run: str, folder: Path, records: int | None, reason: str | None = None
+        self,
+        run: str,
+        folder: Path,
+        records: int | None,
+        reason: str | None = None,
+        *,
+        life: int | None,
     ) -> None:
         told = Status(
             kind="recorded",
@@ -119,7 +129,7 @@ class RunRecorder:
             self._subjects.run_status(run),
             told.model_dump_json(exclude_none=True).encode(),
             headers={CONTENT_TYPE: JSON_TYPE},
-            message_id=f"{run}/recorded",
+            message_id=f"{run}/recorded/{life or 1}",
         )
 
     async def _flush(self) -> None:

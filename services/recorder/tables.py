@@ -7,12 +7,14 @@ meanwhile. At the end they become one ``answers.parquet``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shared.errors import CodecError
@@ -68,6 +70,9 @@ class RunFolder:
         self.failed = 0
         self.repeated = 0
         """Records that came a second time and were left out."""
+        self.late = 0
+        """Records of an earlier life that came when another had begun, and were left out."""
+        self._life = 1
         self._columns: list[list[Any]] = [[] for _ in SCHEMA]
         self._personas: dict[str, list[Any]] = {}
         """Attributes of the agents' personas, beside the columns."""
@@ -82,6 +87,21 @@ class RunFolder:
 
     def _restore(self) -> None:
         """Take up what a recorder before this one had written."""
+        merged = self.path / "answers.parquet"
+        first = self._parts / "000000.parquet"
+        if merged.exists() and not any(self._parts.iterdir()):
+            # The run was over, and goes on.
+            merged.rename(first)
+        self._read_parts()
+        notes = self._parts / "statuses.jsonl"
+        if notes.exists():
+            for line in notes.read_text().splitlines():
+                with contextlib.suppress(ValueError):  # the last one, cut short by a crash
+                    self._take_status(Status.model_validate_json(line))
+
+    def _read_parts(self) -> None:
+        self.rows_written = self.failed = 0
+        self._seen.clear()
         for file in sorted(self._parts.glob("*.parquet")):
             wanted = ["round", "population", "method", "call", "agent", "error", "backend"]
             table = pq.read_table(file, columns=wanted)
@@ -94,10 +114,25 @@ class RunFolder:
                 self._backends.update((backend or "").split(",") if backend else ())
             self.rows_written += table.num_rows
             self._part = max(self._part, int(file.stem))
-        notes = self._parts / "statuses.jsonl"
-        if notes.exists():
-            for line in notes.read_text().splitlines():
-                self._take_status(Status.model_validate_json(line))
+
+    def restore(self, round_number: int, life: int) -> None:
+        """Forget what earlier lives recorded of later rounds than this one.
+
+        The run goes on from that round's end; a record that comes late of an earlier life counts
+        no more.
+        """
+        self._life = max(self._life, life)
+        self.flush()
+        for file in sorted(self._parts.glob("*.parquet")):
+            table = pq.read_table(file)
+            kept = table.filter(pc.field("round") <= round_number)
+            if kept.num_rows < table.num_rows:
+                draft = file.with_suffix(".tmp")
+                pq.write_table(kept, draft, compression="zstd")
+                draft.rename(file)
+        self._rounds = {n: row for n, row in self._rounds.items() if n <= round_number}
+        self._statuses.pop("ended", None)
+        self._read_parts()
 
     @property
     def waiting(self) -> int:
@@ -106,13 +141,19 @@ class RunFolder:
 
     def add_status(self, status: Status) -> None:
         """Take a status event."""
-        if status.kind in ("accepted", "started", "round_finished", "ended"):
+        if status.kind == "restored":
+            self.restore(status.round or 0, status.life or 1)
+        if status.kind in ("accepted", "started", "round_finished", "restored", "ended"):
             with (self._parts / "statuses.jsonl").open("a") as notes:
                 notes.write(status.model_dump_json(exclude_none=True) + "\n")
             self._take_status(status)
 
     def _take_status(self, status: Status) -> None:
-        if status.row is not None:
+        if status.kind == "restored":
+            self._life = max(self._life, status.life or 1)
+            self._rounds = {n: r for n, r in self._rounds.items() if n <= (status.round or 0)}
+            self._statuses.pop("ended", None)
+        elif status.row is not None:
             self._rounds[status.row.round] = status.row
         else:
             self._statuses[status.kind] = status
@@ -129,6 +170,9 @@ class RunFolder:
             raise CodecError(f"a batch of records has the wrong shape: {error!r}") from None
 
     def _add(self, record: dict[str, Any]) -> None:
+        if int(record["life"]) < self._life:
+            self.late += len(record["agents"])
+            return
         round_number, population = record["round"], record["population"]
         method, field, call = str(record["method"]), record["field"], int(record["call"])
         round_number, population = int(round_number), str(population)

@@ -35,6 +35,8 @@ class AcquireWorkers(BaseModel):
     """To a host: give a run this many workers."""
 
     run: str
+    life: int = 1
+    """Which life of the run: one more each time that it is taken up again."""
     count: int = Field(ge=1)
     seed: int = 0
     folders: list[str] = Field(default_factory=list)
@@ -46,6 +48,8 @@ class AcquireWorkers(BaseModel):
     """What the run asks of the model services beside its prompts."""
     profile: bool = False
     """Whether to measure where time goes."""
+    recall: list[int] = Field(default_factory=list)
+    """Rounds that may have been played in part before: answers of models may be there."""
     isolated: bool = False
     """Workers for agents that have a process each, besides those that the run has."""
 
@@ -60,6 +64,11 @@ class ReleaseWorkers(BaseModel):
     """To a host: the run is over, end its workers."""
 
     run: str
+    """The life's scope, as in ``Subjects.scope``; with ``before``, the run's own name."""
+    before: int = 0
+    """End those of all lives before this one."""
+    kill: bool = False
+    """At once, since nothing that they hold is of use."""
 
 
 class Released(BaseModel):
@@ -74,6 +83,8 @@ class Assignment(BaseModel):
     worker: str
     host: str
     run: str
+    life: int = 1
+    recall: list[int] = Field(default_factory=list)
     seed: int = 0
     folders: list[str] = Field(default_factory=list)
     models: dict[str, ModelSpec] = Field(default_factory=dict)
@@ -81,6 +92,30 @@ class Assignment(BaseModel):
     call_timeout: float | None = None
     terms: Terms = Field(default_factory=Terms)
     profile: bool = False
+
+
+class SavedPart(BaseModel):
+    """Where a part of a run's state lies: in so many pieces, written by this life in this round."""
+
+    round: int
+    life: int
+    pieces: int
+
+
+class SaveShards(BaseModel):
+    """To a worker: write down what the agents and environments hold, at the end of a round."""
+
+    round: int
+
+
+class ShardsSaved(BaseModel):
+    """Which shards were written; the others have not changed since the last time."""
+
+    parts: dict[str, SavedPart] = Field(default_factory=dict)
+    unquiet: int = 0
+    """Calls that were still under way, and are not part of it."""
+    problem: str = ""
+    """Why something could not be written down: it holds values that can't."""
 
 
 class OpenShard(BaseModel):
@@ -105,6 +140,8 @@ class OpenShard(BaseModel):
     member_count: int = 0
     epoch: int = 0
     """For an environment: 1, and one more each time that it is taken over."""
+    saved: SavedPart | None = None
+    """Where its state lies, if it is opened as it was at the end of a round."""
 
 
 class ShardOpened(BaseModel):

@@ -216,6 +216,10 @@ class Budget(Strict):
 
 CacheMode = Literal["off", "read-write", "replay"]
 
+Durability = Literal["none", "round"]
+"""What is kept of a run for the case of a crash: nothing, so that what a lost process held fails;
+or the state at the end of each round, from which it is taken up again."""
+
 
 class AgentsSpec(Strict):
     """How many agents, and over how many worker processes."""
@@ -260,6 +264,9 @@ class ScenarioSpec(Strict):
     cache: CacheMode = "off"
     """Answers kept across runs. "read-write": what was asked before, word for word and by the same
     agent, is not asked again; "replay": nothing is asked, and what was not kept fails."""
+    durability: Durability | None = None
+    """What a crash of any process may cost: see ``docs/durability.md``. Default: "round", unless an
+    agent or the scenario holds what can't be written down."""
     profile: bool = False
     """Whether to measure where the run's time goes; costs a few per cent itself."""
     call_timeout: float | None = Field(default=None, gt=0)
@@ -307,7 +314,7 @@ class ScenarioSpec(Strict):
         return value
 
 
-RunState = Literal["accepted", "running", "finished", "failed", "cancelled"]
+RunState = Literal["accepted", "running", "paused", "finished", "failed", "cancelled"]
 
 
 class RunInfo(BaseModel):
@@ -317,7 +324,11 @@ class RunInfo(BaseModel):
     name: str
     state: RunState
     reason: str = ""
-    """Why it failed or was cancelled: one sentence."""
+    """Why it failed, was cancelled, or is paused: one sentence."""
+    life: int = 1
+    """One more each time that it is taken up again, after a crash or a pause."""
+    player: str = ""
+    """The process that plays it; whoever is not this one has been replaced, and must stop."""
     rounds: int = 0
     rounds_done: int = 0
     agents: int = 0
@@ -356,7 +367,15 @@ class Status(BaseModel):
     """An event in the life of a run, on its status subject, always JSON."""
 
     kind: Literal[
-        "accepted", "started", "round_started", "progress", "round_finished", "ended", "recorded"
+        "accepted",
+        "started",
+        "round_started",
+        "progress",
+        "round_finished",
+        "restored",
+        "paused",
+        "ended",
+        "recorded",
     ]
     run: str
     time: float = Field(default_factory=time.time)
@@ -377,6 +396,9 @@ class Status(BaseModel):
     tokens: int | None = None
     row: RoundRow | None = None
     """With "round_finished"."""
+    life: int | None = None
+    """With "restored": the run goes on from the end of ``round`` in this life; what earlier ones
+    recorded of later rounds does not count. With "ended" and "paused": which life that was."""
     state: RunState | None = None
     reason: str | None = None
     records: int | None = None
@@ -395,7 +417,16 @@ class Submitted(BaseModel):
 class ControlRequest(Strict):
     """Asks something of a run's director."""
 
-    action: Literal["cancel"]
+    action: Literal["cancel", "pause"]
+
+
+class ManageRequest(Strict):
+    """Asks any director for something that needs nobody who plays the run."""
+
+    run: str
+    action: Literal["resume", "cancel"]
+    rounds: int | None = Field(default=None, ge=1)
+    """With "resume": how many rounds the run is to have now."""
 
 
 class ControlReply(BaseModel):

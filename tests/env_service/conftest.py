@@ -19,12 +19,15 @@ async def another(services: Services, tmp_path: Path) -> AsyncIterator[subproces
     settings = services.settings()
     bus = await NatsBus.connect(settings, services.broker.url)
     bucket = await bus.bucket(settings.subjects.bucket_keepers)
-    before = len(await bucket.entries())
+    # By name: one that another test has killed stays listed for a moment.
+    before = {entry.key for entry in await bucket.entries()}
     process = start_service("env_service", services.broker, tmp_path / "env.log")
-    async with asyncio.timeout(30):
-        while len(await bucket.entries()) <= before:
-            await asyncio.sleep(0.05)
-    await bus.drain()
-    yield process
-    process.terminate()
-    process.wait(20)
+    try:
+        async with asyncio.timeout(30):
+            while {entry.key for entry in await bucket.entries()} <= before:
+                await asyncio.sleep(0.05)
+        await bus.drain()
+        yield process
+    finally:
+        process.terminate()
+        process.wait(20)

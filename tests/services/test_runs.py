@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from populace.cli import show
-from populace.cli.runs import Outcome, cancel, follow, submit
+from populace.cli.runs import Outcome, control, follow, submit
 from populace.scenario_file import read_scenario
 from shared.bus import NatsBus
 from shared.codec import from_public
@@ -253,13 +253,13 @@ async def test_cancelling_keeps_what_there_is(services: Services) -> None:
             if status.kind == "progress" and (status.done or 0) >= 10 and not asked:
                 asked = True
                 began = time.monotonic()
-                await cancel(bus, settings, run)
+                await control(bus, settings, run, "cancel")
     assert time.monotonic() - began < 10
     assert outcome.state == "cancelled"
     rows = recorded(services, run)
     assert 10 <= len(rows) < 2500
     with pytest.raises(PopulaceError):
-        await cancel(bus, settings, run)
+        await control(bus, settings, run, "cancel")
     await bus.drain()
 
 
@@ -276,7 +276,7 @@ async def test_cancelling_code_that_blocks(services: Services, tmp_path: Path) -
                 outcome.take(status)
                 if status.kind == "round_started":
                     await wait_until(marker.exists, 30)
-                    await cancel(bus, settings, run)
+                    await control(bus, settings, run, "cancel")
     assert outcome.state == "cancelled"
     assert "was killed" in outcome.reason
     await bus.drain()

@@ -1,0 +1,187 @@
+"""A whole installation of its own, every process of which may be killed: for tests and chaos.
+
+The broker (or three), and all services, as processes on loopback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from populace.stack import processes
+from populace.stack.broker import broker_command, wait_for_broker
+from shared.bus import NatsBus
+from shared.errors import BusError, RemoteError
+from shared.messages.control import Assignment, Placement, WorkerStats
+from shared.service import ask
+from shared.settings import Settings
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = {
+    "director": "services.director",
+    "recorder": "services.recorder",
+    "models": "services.models",
+    "env_service": "env_service",
+    "agent_host": "agent_host",
+}
+_READY_WITHIN = 60.0
+
+
+class Installation:
+    """Starts and kills the processes of one installation.
+
+    Args:
+        home: a folder for everything that it writes.
+        models: module of the model service.
+        workers: worker processes that a host gives a run.
+        environment: more variables for all services.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        models: str = "services.models",
+        workers: int = 2,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.home = home
+        self.runs = home / "runs"
+        self.modules = {**MODULES, "models": models}
+        self._workers = workers
+        self._environment = environment or {}
+        self.url = ""
+        self.broker: subprocess.Popen[bytes] | None = None
+        self.services: dict[str, subprocess.Popen[bytes]] = {}
+
+    def settings(self) -> Settings:
+        """Settings that lead to it."""
+        return Settings(
+            nats_url=self.url,
+            home=self.home,
+            code_roots=str(ROOT),
+            connect_timeout=5,
+            runs_dir=self.runs,
+            **{k.removeprefix("POPULACE_").lower(): v for k, v in self._environment.items()},  # type: ignore[arg-type]
+        )
+
+    def start_broker(self) -> None:
+        """Start the broker, on the port that it had before if it was there."""
+        port = int(self.url.rpartition(":")[2]) if self.url else -1
+        command, ports = broker_command(Settings(home=self.home), port)
+        log = self.home / "broker.log"
+        with log.open("ab") as output:
+            self.broker = subprocess.Popen(command, stdout=output, stderr=output)
+        self.url = wait_for_broker(self.broker, ports, log)
+
+    def start(self, *names: str) -> None:
+        """Start services: by kind, with a number after it where there are several."""
+        for name in names:
+            kind = name.rstrip("0123456789")
+            with (self.home / f"{name}.log").open("ab") as output:
+                self.services[name] = subprocess.Popen(
+                    [sys.executable, "-m", self.modules[kind]],
+                    cwd=ROOT,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={
+                        **os.environ,
+                        "POPULACE_NATS_URL": self.url,
+                        "POPULACE_HOME": str(self.home),
+                        "POPULACE_CODE_ROOTS": str(ROOT),
+                        "POPULACE_RUNS_DIR": str(self.runs),
+                        "POPULACE_WORKERS": str(self._workers),
+                        processes.MARK: str(self.home),
+                        **self._environment,
+                    },
+                )
+
+    async def ready(self, bus: NatsBus) -> None:
+        """Wait until all services that were started answer."""
+        from populace.stack.stack import _instances
+
+        for kind in MODULES:
+            wanted = sum(name.rstrip("0123456789") == kind for name in self.services)
+            ping = self.settings().subjects.service_ping(kind)
+            async with asyncio.timeout(_READY_WITHIN):
+                while await _instances(bus, ping, f"{bus.process}.pings") < wanted:
+                    await asyncio.sleep(0.05)
+
+    def kill(self, name: str) -> None:
+        """Kill -9 of a service; what it started dies with it."""
+        process = self.services.pop(name)
+        process.kill()
+        process.wait(10)
+
+    def kill_broker(self) -> None:
+        """Kill -9 of the broker."""
+        assert self.broker is not None
+        self.broker.kill()
+        self.broker.wait(10)
+
+    def children(self, name: str, module: str) -> list[psutil.Process]:
+        """Processes that a service has started, by a part of their command lines."""
+        with contextlib.suppress(psutil.Error):
+            return [
+                child
+                for child in psutil.Process(self.services[name].pid).children(recursive=True)
+                if module in " ".join(child.cmdline())
+            ]
+        return []
+
+    async def workers(self, bus: NatsBus, run: str) -> list[int]:
+        """Process numbers of the workers that hold a run's agents."""
+        subjects = self.settings().subjects
+        bucket = await bus.bucket(subjects.bucket_placement)
+        names = {
+            (shard.worker, shard.host)
+            for entry in await bucket.entries(f"{run}.>")
+            for shard in Placement.model_validate_json(entry.value).shards
+        }
+        found = []
+        for worker, host in sorted(names):
+            with contextlib.suppress(BusError, RemoteError):
+                asked = Assignment(worker=worker, host=host, run=run)
+                subject = subjects.worker(worker, "stats")
+                found.append((await ask(bus, subject, asked, WorkerStats, timeout=2)).pid)
+        return found
+
+    def kill_everything(self) -> None:
+        """A power cut: kill -9 of all processes at once."""
+        for process in processes.marked(str(self.home)):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        for service in self.services.values():
+            service.kill()
+        self.kill_broker()
+        for service in self.services.values():
+            service.wait(10)
+        self.services.clear()
+
+    def close(self) -> None:
+        """End everything."""
+        for service in self.services.values():
+            with contextlib.suppress(ProcessLookupError):
+                service.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 20
+        for service in self.services.values():
+            try:
+                service.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                service.kill()
+                service.wait(5)
+        self.services.clear()
+        for left in processes.marked(str(self.home)):
+            with contextlib.suppress(psutil.Error):
+                left.kill()
+        if self.broker is not None:
+            self.broker.kill()
+            self.broker.wait(10)

@@ -1,0 +1,258 @@
+"""Committed rounds: what it takes to go on with a run from the end of one of them.
+
+At the end of a round, once its answers are stored, every worker writes down what its agents and
+environments hold (``World.save``), and the owner what the scenario holds and where everything
+lies. The last step is one message, the commit, that names all of it; before it the round did not
+happen, after it it did. Whoever takes the run up again begins from the last commit.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from populace._runtime.listening import Listener
+from populace._runtime.saving import StateStore
+from populace.environment import EnvironmentProxy
+from populace.errors import StateError
+from populace.population import Population
+from populace.proxy import register_proxies
+from shared.bus import Bus
+from shared.code import import_path
+from shared.codec import FIRST_FREE_EXTENSION, Codec, from_public, pack_plain
+from shared.errors import CodecError
+from shared.messages.control import SavedPart
+from shared.messages.scenario import RoundRow
+from shared.streams import append_patiently
+from shared.subjects import Subjects
+
+if TYPE_CHECKING:
+    from populace.scenario import Scenario
+    from populace.world import World
+
+_OWNER, _COMMIT, _LAST = "owner", "commit", "last"
+_POPULATION, _ENVIRONMENT, _LISTENER, _RANDOM = range(
+    FIRST_FREE_EXTENSION + 16, FIRST_FREE_EXTENSION + 20
+)
+_GIVEN = frozenset(
+    {
+        "world",
+        "params",
+        "seed",
+        "rounds",
+        "agents",
+        "isolated",
+        "groups",
+        "personas",
+        "_recorded",
+        "_listeners",
+    }
+)
+"""Attributes that a scenario is made with, and gets again."""
+
+
+class Commit:
+    """A committed round, as it was read.
+
+    Args:
+        round_number: the last round that it holds; 0: the setup.
+        content: what the owner wrote down.
+    """
+
+    def __init__(self, round_number: int, content: dict[str, Any]) -> None:
+        self.round = round_number
+        self.rows = [RoundRow.model_validate(row) for row in content["rows"]]
+        self.records: int = content["records"]
+        self.world: dict[str, Any] = content["world"]
+        self.scenario: bytes = content["scenario"]
+        self.listeners: list[list[Any]] = content["listeners"]
+
+
+async def last_commit(bus: Bus, subjects: Subjects, run: str) -> Commit | None:
+    """The last committed round of a run, or None if there is none.
+
+    Raises:
+        BusError: it can't be read.
+    """
+    subject = subjects.run_state(run, _LAST, _COMMIT)
+    found = await bus.last(subjects.stream_states, subject)
+    if found is None:
+        return None
+    told = from_public(found.data)
+    store = StateStore(bus, subjects, run, 0)
+    data = await store.read(_OWNER, SavedPart.model_validate(told["owner"]))
+    return Commit(told["round"], from_public(data))
+
+
+async def drop_commits(bus: Bus, subjects: Subjects, run: str) -> None:
+    """Remove all that was written down of a run; it can't be taken up again."""
+    await bus.purge(subjects.stream_states, subjects.run_state(run))
+
+
+class Commits:
+    """Commits a run's rounds.
+
+    Args:
+        world: the run's.
+        scenario: what is played in it.
+    """
+
+    def __init__(self, world: World, scenario: Scenario) -> None:
+        self._world = world
+        self._scenario = scenario
+        self._codec = state_codec(world, scenario)
+        self._store = StateStore(world._bus, world._subjects, world.run, world.life)
+        self._owner: SavedPart | None = None
+
+    async def commit(self, round_number: int, rows: list[RoundRow], records: int) -> None:
+        """Commit a round.
+
+        Raises:
+            StateError: something can't be written down; it is named.
+            BusError: a worker does not answer, or the broker does not take it.
+        """
+        world = self._world
+        await world.save(round_number)
+        content = {
+            "rows": [row.model_dump() for row in rows],
+            "records": records,
+            "world": world.kept(),
+            "scenario": pack_scenario(self._scenario, self._codec),
+            "listeners": _listeners_of(self._scenario),
+        }
+        before = self._owner
+        self._owner = await self._store.write(round_number, _OWNER, pack_plain(content))
+        subject = world._subjects.run_state(world.run, _LAST, _COMMIT)
+        told = {"round": round_number, "life": world.life, "owner": self._owner.model_dump()}
+        sequence = await append_patiently(
+            world._bus,
+            subject,
+            pack_plain(told),
+            headers={},
+            message_id=f"{world.run}/commit/{world.life}/{round_number}",
+        )
+        # From here on the round has happened; what it replaces can go.
+        await world._bus.purge(world._subjects.stream_states, subject, before=sequence)
+        if before is not None:
+            await self._store.drop(_OWNER, before)
+        await world.forget()
+
+    async def take_up(self, commit: Commit) -> None:
+        """Make world and scenario as they were.
+
+        Raises:
+            PopulaceError: that is not possible.
+        """
+        await self._world.take_up(commit.world)
+        scenario = self._scenario
+        for path, event, method, when, below, durable in commit.listeners:
+            await scenario.listen(
+                path, event, getattr(scenario, method), when=when, below=below, durable=durable
+            )
+        unpack_scenario(scenario, self._codec, commit.scenario)
+
+
+def state_codec(world: World, scenario: Scenario) -> Codec:
+    """A codec for what scenarios hold: values, and what stands for parts of the world."""
+    codec = Codec(world._loader)
+    register_proxies(codec, world._caller)
+
+    def population(parts: list[Any]) -> Population:
+        name, timeout, record = parts
+        made = world._made.get(name)
+        if made is None:
+            raise CodecError(f"the run has no population named {name!r}")
+        return made.population.options(timeout=timeout, record=record)
+
+    def environment(parts: list[Any]) -> EnvironmentProxy:
+        path, class_path, folder = parts
+        cls = None if class_path is None else world._loader.load(class_path, object, folder)
+        return EnvironmentProxy(world._caller, path, cls, world._keeping.make)
+
+    def number_of(listener: Listener) -> int:
+        return [held for held, _, _ in scenario._listeners].index(listener)
+
+    def make_random(parts: list[Any]) -> random.Random:
+        made = random.Random()  # noqa: S311 - it continues one that is reproducible on purpose
+        made.setstate((parts[0], tuple(parts[1]), parts[2]))
+        return made
+
+    codec.register(_POPULATION, Population, lambda p: [p.name, p._timeout, p._record], population)
+    codec.register(
+        _ENVIRONMENT,
+        EnvironmentProxy,
+        lambda p: [p.path, *((None, None) if p._cls is None else _path_of(world, p._cls))],
+        environment,
+    )
+    codec.register(
+        _LISTENER,
+        Listener,
+        number_of,
+        lambda number: scenario._listeners[number][0],
+    )
+    codec.register(_RANDOM, random.Random, lambda r: list(r.getstate()), make_random)
+    return codec
+
+
+def _path_of(world: World, cls: type) -> tuple[str, str | None]:
+    path = world._loader.path_of(cls)
+    if world._loader.is_installed(path):
+        return path, None
+    folder = import_path(cls)[1]
+    return path, None if folder is None else str(folder)
+
+
+def pack_scenario(scenario: Scenario, codec: Codec) -> bytes:
+    """What a scenario holds besides what it is made with.
+
+    Raises:
+        StateError: an attribute can't be written down; it is named.
+    """
+    state: Any = scenario.__getstate__()
+    if not isinstance(state, dict):
+        raise StateError(f"{type(scenario).__name__}.__getstate__ must give a dict")
+    packed: dict[str, bytes] = {}
+    for name, value in state.items():
+        if name in _GIVEN:
+            continue
+        try:
+            packed[name] = codec.pack(value)
+        except CodecError as error:
+            raise StateError(
+                f"{type(scenario).__name__}.{name}: {error} (or leave it out by __getstate__)"
+            ) from None
+    return pack_plain(packed)
+
+
+def unpack_scenario(scenario: Scenario, codec: Codec, data: bytes) -> None:
+    """Give a new scenario what another held.
+
+    Raises:
+        CodecError: it can't be read.
+    """
+    state = {name: codec.unpack(value) for name, value in from_public(data).items()}
+    restore = getattr(scenario, "__setstate__", None)
+    if restore is not None:
+        restore(state)
+    else:
+        vars(scenario).update(state)
+
+
+def _listeners_of(scenario: Scenario) -> list[list[Any]]:
+    """What the scenario listens to, with the names of its methods.
+
+    Raises:
+        StateError: a handler is none of its methods.
+    """
+    found = []
+    for listener, handler, durable in scenario._listeners:
+        if listener.removed:
+            continue
+        name = getattr(handler, "__name__", "")
+        if getattr(handler, "__self__", None) is not scenario or not hasattr(scenario, name):
+            raise StateError(
+                f"{type(scenario).__name__} listens to {listener.event!r} with a function that is "
+                "none of its methods, so that it could not be told of events after a crash"
+            )
+        found.append([listener.path, listener.event, name, listener.when, listener.below, durable])
+    return found
