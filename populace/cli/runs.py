@@ -193,7 +193,10 @@ async def follow(
             if not patient and await find_run(bus, settings, run) is None:
                 raise InvalidInputError(f"there is no run named {run!r}; see 'populace runs'")
             if still:
-                return
+                info = await find_run(bus, settings, run)
+                if info is None or info.state not in ("accepted", "running"):
+                    return
+                still = False
             if ended is not None and time.monotonic() - ended > _RECORDED_WITHIN:
                 raise PopulaceError(
                     f"the run {run!r} is over, but no recorder wrote it within "

@@ -152,6 +152,7 @@ class RunRecorder:
                         durable="recorder",
                         ack_wait=_ACK_WAIT,
                         max_waiting_acks=100_000,
+                        alone=True,
                     )
                 deliveries = await consumer.fetch(200, timeout=1.0)
                 for delivery in deliveries:

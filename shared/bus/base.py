@@ -289,10 +289,12 @@ class Bus(abc.ABC):
         subjects: tuple[str, ...] = (),
         ack_wait: float = 30.0,
         max_waiting_acks: int = 1000,
+        alone: bool = False,
     ) -> Consumer:
         """Take messages as one of the consumers of this durable name, from where they are.
 
-        Unacknowledged messages are delivered again after ``ack_wait`` seconds.
+        Unacknowledged messages are delivered again after ``ack_wait`` seconds. Who takes
+        ``alone`` gets what another before it left unacknowledged at once, and in its order.
         """
 
     @abc.abstractmethod

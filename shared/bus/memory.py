@@ -505,6 +505,7 @@ class MemoryBus(Bus):
         subjects: tuple[str, ...] = (),
         ack_wait: float = 30.0,
         max_waiting_acks: int = 1000,
+        alone: bool = False,
     ) -> Consumer:
         """See ``Bus.consumer``."""
         held = self._stream(stream)
@@ -512,6 +513,9 @@ class MemoryBus(Bus):
         if place is None:
             place = _Durable(held, subjects, ack_wait, max_waiting_acks)
             held.consumers[durable] = place
+        elif alone and place.waiting:
+            place.next = min(place.waiting)
+            place.waiting.clear()
         return _MemoryConsumer(place)
 
     async def replay(

@@ -114,9 +114,27 @@ class _NatsConsumer(Consumer):
         self._js, self._stream, self._config = js, stream, config
         self._inner: Any = None
         self._pulls = pulls
+        self._made = False
+        """Whether it is there already, and is to be left as it is."""
+
+    async def begin_again(self) -> None:
+        """Go back to the first message that an earlier taker left unacknowledged."""
+        name = self._config.durable_name or ""
+        try:
+            info = await self._js.consumer_info(self._stream, name)
+        except nats.js.errors.NotFoundError:
+            return
+        self._made = True
+        if info.num_ack_pending and info.ack_floor is not None:
+            await self._js.delete_consumer(self._stream, name)
+            self._config.deliver_policy = api.DeliverPolicy.BY_START_SEQUENCE
+            self._config.opt_start_seq = info.ack_floor.stream_seq + 1
+            self._made = False
 
     async def bind(self) -> None:
-        await self._js.add_consumer(self._stream, self._config)
+        if not self._made:
+            with contextlib.suppress(nats.js.errors.BadRequestError):  # it is there, made otherwise
+                await self._js.add_consumer(self._stream, self._config)
         self._inner = await self._js.pull_subscribe_bind(
             consumer=self._config.durable_name, stream=self._stream
         )
@@ -136,6 +154,7 @@ class _NatsConsumer(Consumer):
         except nats.errors.Error as error:
             # The consumer or its stream went away with the server, or is moving: bind anew.
             _log.warning("a fetch failed", stream=self._stream, error=str(error))
+            self._made = False
             await self.close()
             await asyncio.sleep(min(timeout, 0.2))
             return []
@@ -574,6 +593,7 @@ class NatsBus(Bus):
         subjects: tuple[str, ...] = (),
         ack_wait: float = 30.0,
         max_waiting_acks: int = 1000,
+        alone: bool = False,
     ) -> Consumer:
         """See ``Bus.consumer``."""
         config = api.ConsumerConfig(
@@ -585,6 +605,8 @@ class NatsBus(Bus):
         )
         consumer = _NatsConsumer(self._js, stream, config, self._pulls)
         try:
+            if alone:
+                await consumer.begin_again()
             await consumer.bind()
         except (TimeoutError, nats.errors.Error) as error:
             raise BusError(f"can't take messages from the stream {stream!r}: {error}") from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -161,3 +163,38 @@ class Diaries(Scenario):
         drawn = self.random.randrange(1000)
         self.history.append(total + drawn)
         self.record(notes=notes, history=self.history, answers_=len(answers))
+
+
+class Locker(Agent):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def act(self) -> int:
+        return 1
+
+
+class Locked(Scenario):
+    """Its agents hold what can't be written down."""
+
+    async def setup(self) -> None:
+        self.lockers = await self.population(Locker, name="lockers")
+
+    async def round(self, n: int) -> None:
+        await self.lockers.act()
+
+
+class Fragile(Agent):
+    def act(self, n: int) -> int:
+        if n == 2 and self.number == 3:
+            os._exit(9)
+        return n
+
+
+class Suicidal(Scenario):
+    """One of its agents ends its process, whoever plays it."""
+
+    async def setup(self) -> None:
+        self.people = await self.population(Fragile)
+
+    async def round(self, n: int) -> None:
+        await self.people.act(n)

@@ -10,8 +10,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -19,9 +18,10 @@ import pytest
 from aiohttp import web
 
 from benchmarks.installation import Installation
-from populace.cli.runs import Outcome, follow, submit
+from populace.cli.runs import Outcome, control, find_run, follow, manage, submit
 from shared.bus import NatsBus
-from shared.messages.scenario import ScenarioSpec
+from shared.errors import InvalidInputError
+from shared.messages.scenario import ManageRequest, RunInfo, ScenarioSpec
 from tests.conftest import unique, wait_until
 from tests.endpoint import Endpoint, answer
 from tests.services.test_runs import GAMES
@@ -36,12 +36,37 @@ def respond(body: dict[str, Any]) -> web.StreamResponse:
     return answer(hashlib.blake2b(told.encode(), digest_size=4).hexdigest())
 
 
-@pytest.fixture
-def installation(tmp_path: Path) -> Iterator[Installation]:
-    made = Installation(tmp_path, models="tests.services.quick_models")
+ALL = ("director", "recorder", "models", "env_service", "agent_host")
+AGENTS = int(os.environ.get("POPULACE_TEST_AGENTS", "400"))
+"""How many keep diaries where a test does not say: it makes no difference but of time."""
+
+
+@pytest.fixture(scope="module")
+def shared_installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    made = Installation(tmp_path_factory.mktemp("own"), models="tests.services.quick_models")
     made.start_broker()
     yield made
     made.close()
+
+
+@pytest.fixture
+async def installation(shared_installation: Installation) -> AsyncIterator[Installation]:
+    """All services are up; a test may kill any, and the next finds them up again."""
+    made = shared_installation
+    made.start(*(name for name in ALL if name not in made.services))
+    bus = await NatsBus.connect(made.settings(), made.url)
+    await made.ready(bus)
+    await bus.drain()
+    yield made
+    for name in [name for name in made.services if name not in ALL]:
+        made.kill(name)
+
+
+@pytest.fixture
+async def bus(installation: Installation) -> AsyncIterator[NatsBus]:
+    made = await NatsBus.connect(installation.settings(), installation.url)
+    yield made
+    await made.drain()
 
 
 def diaries(endpoint: Endpoint, **more: Any) -> dict[str, Any]:
@@ -81,42 +106,276 @@ def table(installation: Installation, run: str) -> list[dict[str, Any]]:
     return rows
 
 
+async def start(bus: NatsBus, installation: Installation, fields: dict[str, Any]) -> str:
+    return await submit(bus, installation.settings(), ScenarioSpec.model_validate(fields))
+
+
+_undisturbed: dict[int, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}
+
+
 async def undisturbed(
-    bus: NatsBus, installation: Installation, endpoint: Endpoint, **more: Any
-) -> tuple[list[dict[str, Any]], Outcome, int]:
-    """What a run without any trouble gives: its answers, its end, its requests."""
-    before = len(endpoint.requests)
-    fields = diaries(endpoint, **more)
-    await submit(bus, installation.settings(), ScenarioSpec.model_validate(fields))
-    outcome = await watch(bus, installation, fields["run"])
-    assert (outcome.state, outcome.reason) == ("finished", "")
-    return table(installation, fields["run"]), outcome, len(endpoint.requests) - before
+    bus: NatsBus, installation: Installation, endpoint: Endpoint, agents: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What a run without any trouble gives: its answers, and what it noted of its rounds."""
+    if agents not in _undisturbed:
+        before = len(endpoint.requests)
+        fields = diaries(endpoint, agents={"count": agents, "workers": 2})
+        run = await start(bus, installation, fields)
+        outcome = await watch(bus, installation, run)
+        assert (outcome.state, outcome.reason) == ("finished", "")
+        assert len(endpoint.requests) - before == 3 * agents + 1
+        noted = [row.values for row in outcome.rows]
+        _undisturbed[agents] = table(installation, run), noted
+    return _undisturbed[agents]
 
 
-def asked(endpoint: Endpoint, since: int) -> Counter[str]:
-    return Counter(json.dumps(b["messages"]) for b in endpoint.requests[since:])
+Kill = Callable[[Installation, NatsBus, str], Awaitable[None]]
 
 
-async def test_a_worker_is_killed(installation: Installation, endpoint: Endpoint) -> None:
-    installation.start("director", "recorder", "models", "env_service", "agent_host")
+async def disturbed(
+    bus: NatsBus,
+    installation: Installation,
+    endpoint: Endpoint,
+    kill: Kill,
+    agents: int = AGENTS,
+    at: float = 1.5,
+) -> Outcome:
+    """Kill something in the middle of a run, and see that nobody could tell from its results.
+
+    Args:
+        bus: a connection.
+        installation: what is played on.
+        endpoint: the model.
+        kill: told of the run once it is ``at`` so many rounds.
+        agents: how many.
+        at: when.
+    """
     endpoint.respond = respond
-    endpoint.delay = 0.05
-    bus = await NatsBus.connect(installation.settings(), installation.url)
-    await installation.ready(bus)
-    rows, first, requests = await undisturbed(bus, installation, endpoint)
-    assert requests == 900 + 1
+    rows, noted = await undisturbed(bus, installation, endpoint, agents)
     before = len(endpoint.requests)
-    fields = diaries(endpoint)
-    run = await submit(bus, installation.settings(), ScenarioSpec.model_validate(fields))
-    await wait_until(lambda: len(endpoint.requests) > before + 450, 60, "the middle of round 2")
-    victims = await installation.workers(bus, run)
-    assert len(victims) == 2
-    os.kill(victims[0], signal.SIGKILL)
+    fields = diaries(endpoint, agents={"count": agents, "workers": 2})
+    run = await start(bus, installation, fields)
+    when = before + int(agents * at)
+    await wait_until(lambda: len(endpoint.requests) > when, 60, "the middle of the run")
+    await kill(installation, bus, run)
     outcome = await watch(bus, installation, run)
     assert (outcome.state, outcome.reason) == ("finished", "")
     assert table(installation, run) == rows
-    assert [r.values for r in outcome.rows] == [r.values for r in first.rows]
-    again = asked(endpoint, before)
+    assert [row.values for row in outcome.rows] == noted
+    again = Counter(json.dumps(b["messages"]) for b in endpoint.requests[before:])
+    del again[json.dumps([{"role": "user", "content": "Say yes."}])]  # the check of a model
+    assert len(again) == 3 * agents
     assert max(again.values()) <= 2
-    assert len(endpoint.requests) - before <= requests + SLOTS + 8
-    await bus.drain()
+    assert sum(again.values()) <= 3 * agents + SLOTS + 8  # those under way, and a batch
+    manifest = json.loads((installation.runs / run / "manifest.json").read_text())
+    assert (manifest["answers"], manifest["failed"]) == (3 * agents, 0)
+    assert manifest["missing"] == 0
+    return outcome
+
+
+async def a_worker(installation: Installation, bus: NatsBus, run: str) -> None:
+    victims = await installation.workers(bus, run)
+    assert len(victims) == 2
+    os.kill(victims[0], signal.SIGKILL)
+
+
+def a_service(name: str, *, again: bool = True) -> Kill:
+    async def kill(installation: Installation, bus: NatsBus, run: str) -> None:
+        installation.kill(name)
+        if again:
+            installation.start(name)
+
+    return kill
+
+
+async def the_player(installation: Installation, bus: NatsBus, run: str) -> None:
+    (player,) = installation.children("director", "services.director.player")
+    player.kill()
+
+
+async def test_a_worker_is_killed_with_two_thousand_agents(
+    installation: Installation, bus: NatsBus, endpoint: Endpoint
+) -> None:
+    await disturbed(bus, installation, endpoint, a_worker, agents=2000)
+
+
+@pytest.mark.parametrize("at", [0.2, 2.6])
+async def test_a_worker_is_killed_in_the_first_round_and_in_the_last(
+    installation: Installation, bus: NatsBus, endpoint: Endpoint, at: float
+) -> None:
+    await disturbed(bus, installation, endpoint, a_worker, at=at)
+
+
+@pytest.mark.parametrize("victim", ["env_service", "models", "recorder", "agent_host", "director"])
+async def test_a_service_is_killed_and_started_again(
+    installation: Installation, bus: NatsBus, endpoint: Endpoint, victim: str
+) -> None:
+    await disturbed(bus, installation, endpoint, a_service(victim))
+
+
+async def test_the_process_that_plays_the_run_is_killed(
+    installation: Installation, bus: NatsBus, endpoint: Endpoint
+) -> None:
+    await disturbed(bus, installation, endpoint, the_player)
+
+
+async def test_another_director_takes_a_run_over(
+    installation: Installation, bus: NatsBus, endpoint: Endpoint
+) -> None:
+    """With a second one up, nobody need start the first again."""
+
+    async def kill(installation: Installation, bus: NatsBus, run: str) -> None:
+        subject = installation.settings().subjects.bucket_runs
+        entry = await (await bus.bucket(subject)).get(run)
+        assert entry is not None
+        first = RunInfo.model_validate_json(entry.value).director
+        logs = {n: (installation.home / f"{n}.log").read_text() for n in ("director", "director2")}
+        (victim,) = [name for name, log in logs.items() if first in log]
+        installation.kill(victim)
+
+    installation.start("director2")
+    await installation.ready(bus)
+    await disturbed(bus, installation, endpoint, kill)
+
+
+async def test_the_broker_is_away_for_ten_seconds(
+    installation: Installation, bus: NatsBus, endpoint: Endpoint
+) -> None:
+    async def kill(installation: Installation, bus: NatsBus, run: str) -> None:
+        installation.kill_broker()
+        await asyncio.sleep(10)
+        installation.start_broker()
+
+    await disturbed(bus, installation, endpoint, kill)
+
+
+async def test_a_power_cut(installation: Installation, bus: NatsBus, endpoint: Endpoint) -> None:
+    """Everything is killed at once and started again; the run is taken up by itself."""
+
+    async def kill(installation: Installation, bus: NatsBus, run: str) -> None:
+        installation.kill_everything()
+        installation.start_broker()
+        installation.start(*ALL)
+
+    await disturbed(bus, installation, endpoint, kill)
+
+
+# Stop and go on
+async def ask_for(bus: NatsBus, installation: Installation, run: str, action: Any) -> None:
+    await control(bus, installation.settings(), run, action)
+
+
+async def state_of(bus: NatsBus, installation: Installation, run: str) -> RunInfo:
+    info = await find_run(bus, installation.settings(), run)
+    assert info is not None
+    return info
+
+
+async def resume(bus: NatsBus, installation: Installation, run: str, **more: Any) -> None:
+    request = ManageRequest(run=run, action="resume", **more)
+    await manage(bus, installation.settings(), request)
+
+
+@pytest.mark.parametrize("how", ["pause", "cancel", "stop"])
+async def test_a_run_is_stopped_and_resumed(
+    installation: Installation, bus: NatsBus, endpoint: Endpoint, how: str
+) -> None:
+    """By command, or with its director; all services were down meanwhile."""
+
+    async def stop(installation: Installation, bus: NatsBus, run: str) -> None:
+        if how == "stop":
+            installation.services["director"].terminate()
+            installation.services.pop("director").wait(20)
+        else:
+            await ask_for(bus, installation, run, how)
+        told = await watch(bus, installation, run)
+        assert told.state == ("cancelled" if how == "cancel" else "paused")
+        assert (await state_of(bus, installation, run)).state == told.state
+        for name in list(installation.services):
+            installation.services[name].terminate()
+        for name in list(installation.services):
+            installation.services.pop(name).wait(20)
+        installation.start(*ALL)
+        await installation.ready(bus)
+        await asyncio.sleep(2)
+        assert (await state_of(bus, installation, run)).state == told.state
+        await resume(bus, installation, run)
+
+    await disturbed(bus, installation, endpoint, stop)
+
+
+async def test_a_finished_run_is_given_more_rounds(
+    installation: Installation, bus: NatsBus, endpoint: Endpoint
+) -> None:
+    endpoint.respond = respond
+    rows, noted = await undisturbed(bus, installation, endpoint, AGENTS)
+    before = len(endpoint.requests)
+    fields = diaries(endpoint, agents={"count": AGENTS, "workers": 2}, rounds=2)
+    run = await start(bus, installation, fields)
+    assert (await watch(bus, installation, run)).state == "finished"
+    with pytest.raises(InvalidInputError, match="has finished its 2 rounds; say how many"):
+        await resume(bus, installation, run)
+    with pytest.raises(InvalidInputError, match="has played 2 rounds already"):
+        await resume(bus, installation, run, rounds=1)
+    await resume(bus, installation, run, rounds=3)
+    outcome = await watch(bus, installation, run)
+    assert (outcome.state, outcome.rounds) == ("finished", 3)
+    assert table(installation, run) == rows
+    assert [row.values for row in outcome.rows] == noted
+    assert len(endpoint.requests) - before == 3 * AGENTS + 2  # each life checks the model
+
+
+async def test_nothing_is_kept_where_that_is_asked_for(
+    installation: Installation, bus: NatsBus, endpoint: Endpoint
+) -> None:
+    """What a lost worker held fails, and the run goes on without."""
+    endpoint.respond = respond
+    fields = diaries(endpoint, durability="none")
+    run = await start(bus, installation, fields)
+    await wait_until(lambda: len(endpoint.requests) > 400, 60, "the second round")
+    await a_worker(installation, bus, run)
+    outcome = await watch(bus, installation, run)
+    assert outcome.state == "finished"
+    assert outcome.rows[2].failures == {"worker_lost": 150}
+    with pytest.raises(InvalidInputError, match="durability: none"):
+        await resume(bus, installation, run, rounds=5)
+
+
+async def test_what_cannot_be_written_down(installation: Installation, bus: NatsBus) -> None:
+    fields: dict[str, Any] = {
+        "name": "locked",
+        "scenario": "games:Locked",
+        "folder": GAMES,
+        "rounds": 2,
+        "agents": {"count": 20, "workers": 2},
+        "models": {"default": {"backend": "scripted"}},
+        "durability": "round",
+    }
+    outcome = await watch(bus, installation, await start(bus, installation, fields))
+    assert outcome.state == "failed"
+    assert "Locker.lock of lockers/0: a value of type _thread.lock can't be sent" in outcome.reason
+    del fields["durability"]
+    outcome = await watch(bus, installation, await start(bus, installation, fields))
+    assert outcome.state == "finished"
+    manifest = json.loads((installation.runs / outcome.run / "manifest.json").read_text())
+    assert "Locker.lock of lockers/0" in manifest["not_durable"]
+
+
+async def test_a_run_that_breaks_again_and_again_is_paused(
+    installation: Installation, bus: NatsBus
+) -> None:
+    fields = {
+        "name": "suicidal",
+        "scenario": "games:Suicidal",
+        "folder": GAMES,
+        "rounds": 2,
+        "agents": {"count": 4, "workers": 2},
+        "models": {"default": {"backend": "scripted"}},
+    }
+    outcome = await watch(bus, installation, await start(bus, installation, fields))
+    assert outcome.state == "paused"
+    assert "taken up 5 times from the same round" in outcome.reason
+    assert len(outcome.rows) == 1
+    request = ManageRequest(run=outcome.run, action="cancel")
+    await manage(bus, installation.settings(), request)
+    assert (await watch(bus, installation, outcome.run)).state == "cancelled"

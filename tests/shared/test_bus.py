@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from shared.bus import Bus, Message, StreamSpec
+from shared.bus import Bus, Delivery, Message, StreamSpec
 from shared.errors import (
     BusError,
     BusTimeoutError,
@@ -287,6 +287,29 @@ async def test_work_in_progress_is_left_alone(bus_maker: Maker) -> None:
         await held.in_progress()
         assert await consumer.fetch(1, 0.25) == []
     await held.ack()
+
+
+async def test_who_takes_alone_goes_on_in_order(bus_maker: Maker) -> None:
+    """What another left unacknowledged comes at once, before what came later."""
+    bus = await bus_maker()
+    name, subject = await stream(bus)
+    for i in range(6):
+        await bus.append(subject, str(i).encode())
+    first = await bus.consumer(name, durable="d", ack_wait=60, alone=True)
+    held = await first.fetch(4, 2)
+    await held[0].ack()
+    await bus.flush()
+    for _ in range(2):
+        again = await bus.consumer(name, durable="d", ack_wait=60, alone=True)
+        found: list[Delivery] = []
+        while len(found) < 5:
+            found += await again.fetch(10, 2)
+        assert [int(d.data) for d in found] == [1, 2, 3, 4, 5]
+    for delivery in found:
+        await delivery.ack()
+    await bus.flush()
+    last = await bus.consumer(name, durable="d", ack_wait=60, alone=True)
+    assert await last.fetch(1, 0.3) == []
 
 
 async def test_workers_share_a_queue(bus_maker: Maker) -> None:
