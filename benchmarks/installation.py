@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,12 +18,13 @@ from pathlib import Path
 import psutil
 
 from populace.stack import processes
-from populace.stack.broker import broker_command, wait_for_broker
+from populace.stack.broker import broker_command, find_server, wait_for_broker
 from shared.bus import NatsBus
 from shared.errors import BusError, RemoteError
 from shared.messages.control import Assignment, Placement, WorkerStats
 from shared.service import ask
 from shared.settings import Settings
+from shared.streams import ensure_streams
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = {
@@ -57,7 +59,9 @@ class Installation:
         self.runs = home / "runs"
         self.modules = {**MODULES, "models": models}
         self._workers = workers
-        self._environment = environment or {}
+        self.environment = environment or {}
+        self.nodes: list[subprocess.Popen[bytes] | None] = []
+        """Brokers of a cluster."""
         self.url = ""
         self.broker: subprocess.Popen[bytes] | None = None
         self.services: dict[str, subprocess.Popen[bytes]] = {}
@@ -70,7 +74,7 @@ class Installation:
             code_roots=str(ROOT),
             connect_timeout=5,
             runs_dir=self.runs,
-            **{k.removeprefix("POPULACE_").lower(): v for k, v in self._environment.items()},  # type: ignore[arg-type]
+            **{k.removeprefix("POPULACE_").lower(): v for k, v in self.environment.items()},  # type: ignore[arg-type]
         )
 
     def start_broker(self) -> None:
@@ -100,7 +104,7 @@ class Installation:
                         "POPULACE_RUNS_DIR": str(self.runs),
                         "POPULACE_WORKERS": str(self._workers),
                         processes.MARK: str(self.home),
-                        **self._environment,
+                        **self.environment,
                     },
                 )
 
@@ -120,6 +124,52 @@ class Installation:
         process = self.services.pop(name)
         process.kill()
         process.wait(10)
+
+    def start_cluster(self, size: int = 3) -> None:
+        """Start brokers that keep copies of all streams."""
+        ports = _free_ports(2 * size)
+        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports[size:])
+        for i in range(size):
+            folder = self.home / f"nats{i}"
+            folder.mkdir(exist_ok=True)
+            (folder / "nats.conf").write_text(
+                f'server_name: "n{i}"\nlisten: "127.0.0.1:{ports[i]}"\n'
+                "max_payload: 1MB\nmax_pending: 256MB\n"
+                f'jetstream {{ store_dir: "{folder / "jetstream"}", max_file_store: 64GB }}\n'
+                f'cluster {{ name: c, listen: "127.0.0.1:{ports[size + i]}", '
+                f"routes: [{routes}] }}\n"
+            )
+            self.nodes.append(None)
+            self.start_node(i)
+        self.url = ",".join(f"nats://127.0.0.1:{port}" for port in ports[:size])
+        self.environment["POPULACE_REPLICAS"] = str(size)
+
+    async def connect_to_cluster(self, within: float = 60.0) -> NatsBus:
+        """A connection, once the brokers have found one another and hold the streams."""
+        async with asyncio.timeout(within):
+            while True:
+                bus = await NatsBus.connect(self.settings(), self.url)
+                try:
+                    await ensure_streams(bus, self.settings().subjects)
+                    return bus
+                except BusError:
+                    await bus.drain()
+                    await asyncio.sleep(0.5)
+
+    def start_node(self, number: int) -> None:
+        """Start one broker of the cluster."""
+        log = self.home / f"broker{number}.log"
+        command = [str(find_server()), "-c", str(self.home / f"nats{number}" / "nats.conf")]
+        with log.open("ab") as output:
+            self.nodes[number] = subprocess.Popen(command, stdout=output, stderr=output)
+
+    def kill_node(self, number: int) -> None:
+        """Kill -9 of one broker of the cluster."""
+        node = self.nodes[number]
+        assert node is not None
+        node.kill()
+        node.wait(10)
+        self.nodes[number] = None
 
     def kill_broker(self) -> None:
         """Kill -9 of the broker."""
@@ -182,6 +232,15 @@ class Installation:
         for left in processes.marked(str(self.home)):
             with contextlib.suppress(psutil.Error):
                 left.kill()
-        if self.broker is not None:
-            self.broker.kill()
-            self.broker.wait(10)
+        for broker in [self.broker, *self.nodes]:
+            if broker is not None:
+                broker.kill()
+                broker.wait(10)
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]

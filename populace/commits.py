@@ -20,7 +20,8 @@ from populace.proxy import register_proxies
 from shared.bus import Bus
 from shared.code import import_path
 from shared.codec import FIRST_FREE_EXTENSION, Codec, from_public, pack_plain
-from shared.errors import CodecError
+from shared.errors import BusError, CodecError
+from shared.logs import get_logger
 from shared.messages.control import SavedPart
 from shared.messages.scenario import RoundRow
 from shared.streams import append_patiently
@@ -29,6 +30,8 @@ from shared.subjects import Subjects
 if TYPE_CHECKING:
     from populace.scenario import Scenario
     from populace.world import World
+
+_log = get_logger(__name__)
 
 _OWNER, _COMMIT, _LAST = "owner", "commit", "last"
 _POPULATION, _ENVIRONMENT, _LISTENER, _RANDOM = range(
@@ -132,10 +135,13 @@ class Commits:
             message_id=f"{world.run}/commit/{world.life}/{round_number}",
         )
         # From here on the round has happened; what it replaces can go.
-        await world._bus.purge(world._subjects.stream_states, subject, before=sequence)
-        if before is not None:
-            await self._store.drop(_OWNER, before)
-        await world.forget()
+        try:
+            await world._bus.purge(world._subjects.stream_states, subject, before=sequence)
+            if before is not None:
+                await self._store.drop(_OWNER, before)
+            await world.forget()
+        except BusError as error:  # it takes up room, and does no harm
+            _log.warning("an earlier round's state was not removed", error=str(error))
 
     async def take_up(self, commit: Commit) -> None:
         """Make world and scenario as they were.

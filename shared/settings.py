@@ -30,6 +30,9 @@ class Settings(BaseSettings):
     nats_token: SecretStr | None = None
     nats_creds: Path | None = None
     """A NATS credentials file (JWT and nkey)."""
+    replicas: int = Field(default=1, ge=1, le=5)
+    """Copies that a cluster of brokers keeps of each stream and bucket: with 3, one of three
+    brokers may die. Only what is made anew heeds it."""
     prefix: str = "populace"
     """First token of every subject, so that installations can share a broker."""
     home: Path = Path(".populace")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from shared.bus import Bus, StreamSpec
-from shared.errors import BusError
+from shared.errors import BusError, RevisionConflictError
 from shared.logs import get_logger
 from shared.subjects import Subjects
 
 _log = get_logger(__name__)
 
 _ATTEMPTS = 8
+_WAITS = (2.0, 4.0, 8.0)
+
+T = TypeVar("T")
 
 
 def scenarios_stream(subjects: Subjects) -> StreamSpec:
@@ -161,12 +166,38 @@ async def append_patiently(
     Raises:
         BusError: the stream would not take it; the last attempt's reason.
     """
+    # What was on its way when a cluster's node died is never answered; named, a message is stored
+    # once however often it is sent.
+    waits = iter(_WAITS) if message_id else iter(())
+    return await patiently(
+        lambda: bus.append(
+            subject, data, headers=headers, message_id=message_id, timeout=next(waits, 10.0)
+        ),
+        f"storing a message on {subject}",
+    )
+
+
+async def patiently(work: Callable[[], Awaitable[T]], what: str) -> T:
+    """Do something with the broker, trying again for about half a minute.
+
+    A broker that starts again, or a cluster that has lost one of its nodes, answers nothing for a
+    few seconds.
+
+    Args:
+        work: what is done; it must do no harm if it is done twice.
+        what: in words, for the log.
+
+    Raises:
+        BusError: the last attempt's.
+    """
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return await bus.append(subject, data, headers=headers, message_id=message_id)
+            return await work()
+        except RevisionConflictError:
+            raise
         except BusError as error:
             if attempt == _ATTEMPTS:
                 raise
-            _log.warning("a message is stored again", subject=subject, error=str(error))
+            _log.warning("trying again", what=what, error=str(error))
             await asyncio.sleep(min(10.0, 0.1 * 2 ** (attempt - 1)))
     raise AssertionError("the loop above ends by itself")

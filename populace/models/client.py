@@ -34,6 +34,7 @@ _PER_MESSAGE = 8
 _PER_MESSAGE_SCRIPTED = 250
 _PUBLISHING = 32
 _FULL_PAUSE = 0.5
+_STORED_WITHIN = 3.0
 _REGISTER_EVERY = 120.0
 _LOOKS, _LOOK_AFTER = 5, 2.0
 """How often, and after how many seconds, answers are looked for that a broken connection lost."""
@@ -368,7 +369,7 @@ class QueuedModels(ModelClient):
             await self._register(pool)
             while True:
                 try:
-                    await self._bus.append(subject, data, message_id=name)
+                    await self._bus.append(subject, data, message_id=name, timeout=_STORED_WITHIN)
                     return
                 except BusError as error:
                     # A full queue is back-pressure; a broker that is away comes back.

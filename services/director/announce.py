@@ -8,7 +8,7 @@ from shared.bus import Bus
 from shared.codec import CONTENT_TYPE, JSON_TYPE
 from shared.errors import PopulaceError, RevisionConflictError
 from shared.messages.scenario import RunInfo, ScenarioSpec, Status
-from shared.streams import append_patiently
+from shared.streams import append_patiently, patiently
 from shared.subjects import Subjects
 
 _ATTEMPTS = 50
@@ -40,7 +40,12 @@ async def save_info(bus: Bus, subjects: Subjects, info: RunInfo) -> None:
 
     Raises:
         SupersededError: another process plays it by now.
+        BusError: the broker does not take it, though it was tried for half a minute.
     """
+    await patiently(lambda: _save_info(bus, subjects, info), f"the state of {info.run}")
+
+
+async def _save_info(bus: Bus, subjects: Subjects, info: RunInfo) -> None:
     bucket = await bus.bucket(subjects.bucket_runs)
     for _ in range(_ATTEMPTS):
         entry = await bucket.get(info.run)

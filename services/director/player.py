@@ -47,6 +47,7 @@ from shared.messages.model import Terms
 from shared.messages.scenario import RoundRow, RunInfo, RunState, ScenarioSpec, Status
 from shared.service import DEFAULT_URL, ask, run_loop
 from shared.settings import Settings, load_settings
+from shared.streams import patiently
 
 _log = get_logger(__name__)
 
@@ -165,7 +166,7 @@ class Run:
 
     async def _count(self, row: RoundRow) -> str:
         """Add to a round what its models were asked; says so if the budget is spent."""
-        accounts = await self._accounts()
+        accounts = await patiently(self._accounts, "the accounts of a round")
         usage = accounts.total(row.round)
         row.usage = usage.plain()
         if not usage.refused:
@@ -203,7 +204,10 @@ class Run:
         while True:
             commit = None
             if self._info.life > 1:
-                commit = await last_commit(self._bus, self._subjects, self._info.run)
+                commit = await patiently(
+                    lambda: last_commit(self._bus, self._subjects, self._info.run),
+                    "the last committed round",
+                )
                 await self._tell_restored(0 if commit is None else commit.round)
             try:
                 await self._live(loader, cls, params, commit)

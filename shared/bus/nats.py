@@ -244,6 +244,8 @@ class NatsBus(Bus):
         self._pulls: set[Any] = set()
         """Pull subscriptions; nats-py's drain would wait for what they hold back."""
         self._closed = False
+        self._replicas = 1
+        self._buckets: dict[str, _NatsBucket] = {}
         self._last_error = ""
 
     @classmethod
@@ -259,6 +261,7 @@ class NatsBus(Bus):
             BusUnavailableError: no broker answered, or it refused us; the message says which.
         """
         bus = cls(process or new_id("p"))
+        bus._replicas = settings.replicas
         options: dict[str, Any] = {
             "servers": [u.strip() for u in url.split(",") if u.strip()],
             "name": bus.process,
@@ -296,7 +299,7 @@ class NatsBus(Bus):
             raise BusUnavailableError(
                 f"the NATS broker at {shown} can't be used: {error or type(error).__name__}"
             ) from None
-        bus._js = bus._client.jetstream(timeout=10)
+        bus._js = bus._client.jetstream(timeout=5)
         bus._up.set()
         bus._publisher = asyncio.create_task(bus._publish_all(), name="bus-publisher")
         return bus
@@ -545,6 +548,7 @@ class NatsBus(Bus):
             max_age=spec.max_age,
             storage=api.StorageType.FILE,
             duplicate_window=120.0,
+            num_replicas=self._replicas,
         )
         try:
             try:
@@ -700,9 +704,14 @@ class NatsBus(Bus):
 
     async def bucket(self, name: str, *, ttl: float = 0.0, history: int = 1) -> KeyValue:
         """See ``Bus.bucket``."""
+        held = self._buckets.get(name)
+        if held is not None:
+            return held
         try:
             inner = await self._js.create_key_value(
-                config=api.KeyValueConfig(bucket=name, history=history, ttl=ttl or None)
+                config=api.KeyValueConfig(
+                    bucket=name, history=history, ttl=ttl or None, replicas=self._replicas
+                )
             )
         except nats.js.errors.BadRequestError:  # there is one with other settings
             inner = await self._js.key_value(name)
@@ -710,7 +719,8 @@ class NatsBus(Bus):
             raise BusError(
                 f"the bucket {name!r} can't be set up (is JetStream on?): {error}"
             ) from error
-        return _NatsBucket(inner)
+        held = self._buckets[name] = _NatsBucket(inner)
+        return held
 
     async def last(self, stream: str, subject: str) -> Message | None:
         """See ``Bus.last``."""

@@ -379,3 +379,21 @@ async def test_a_run_that_breaks_again_and_again_is_paused(
     request = ManageRequest(run=outcome.run, action="cancel")
     await manage(bus, installation.settings(), request)
     assert (await watch(bus, installation, outcome.run)).state == "cancelled"
+
+
+async def test_one_of_three_brokers_dies(tmp_path: Path, endpoint: Endpoint) -> None:
+    """With three copies of every stream; how long nothing is asked is what the brokers take."""
+    made = Installation(tmp_path, models="tests.services.quick_models")
+    made.start_cluster()
+    bus = await made.connect_to_cluster()
+    try:
+        made.start(*ALL)
+        await made.ready(bus)
+
+        async def kill(installation: Installation, bus: NatsBus, run: str) -> None:
+            installation.kill_node(0)
+
+        await disturbed(bus, made, endpoint, kill, agents=200)
+    finally:
+        await bus.drain()
+        made.close()

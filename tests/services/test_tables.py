@@ -22,6 +22,7 @@ def record(agents: list[int], values: list[Any], **more: Any) -> dict[str, Any]:
         "method": "m",
         "call": 1,
         "batch": f"b{agents}",
+        "life": 1,
         "errors": [],
     }
     extra = {"fill": True} if more.pop("fill", False) else {}
