@@ -25,6 +25,7 @@ from populace.memory import Memory
 from populace.placeholder import Placeholder, resolve
 from populace.population import Population
 from populace.proxy import AgentProxy
+from populace.recorded import RecordedRun, results
 from populace.scenario import Scenario
 from populace.world import World, connect, local
 from shared import __version__
@@ -51,6 +52,7 @@ __all__ = [
     "PlacementError",
     "PopulaceError",
     "Population",
+    "RecordedRun",
     "Results",
     "Scenario",
     "ScenarioError",
@@ -65,5 +67,6 @@ __all__ = [
     "local",
     "readonly",
     "resolve",
+    "results",
     "sleep",
 ]

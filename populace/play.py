@@ -46,6 +46,8 @@ class Player:
         self._publish = publish
         self._recorder = Recorder(world._bus, world._subjects, world.run, results_format)
         self._commits: Commits | None = None
+        self.strict = False
+        """Whether an answer that was not kept, of a run that is played again, ends it."""
         self.must_commit = False
         """Whether a run whose state can't be kept is to fail, rather than to go on without."""
         self.uncommitted = ""
@@ -160,6 +162,8 @@ class Player:
         self.rows.append(row)
         self.records += row.answers + row.failed
         await self._tell_row(row)
+        if self.strict and row.failures.get("model_not_kept"):
+            raise PopulaceError(f"the run can't be played again as it was: {row.example}")
         if row.failed and not row.answers:
             raise PopulaceError(
                 f"no agent answered in round {number}: {row.failed} failed, the first with "

@@ -17,7 +17,7 @@ from shared.errors import CodeError
 from shared.messages.scenario import ScenarioSpec
 from shared.service import first_problem
 
-_NOT_IN_A_FILE = ("folder", "run", "results_format")
+_NOT_IN_A_FILE = ("folder", "run", "results_format", "replay")
 
 
 class ScenarioFile:

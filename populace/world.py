@@ -52,7 +52,7 @@ from shared.messages.control import (
     WorkerStats,
 )
 from shared.messages.model import Terms, pool_name
-from shared.messages.scenario import ModelSpec
+from shared.messages.scenario import ModelSpec, ReplaySpec
 from shared.service import ask
 from shared.settings import Settings, load_settings
 from shared.streams import ensure_streams
@@ -154,6 +154,7 @@ class World:
         call_timeout: float | None,
         terms: Terms,
         recall: list[int],
+        replay: ReplaySpec | None,
     ) -> None:
         await self._caller.start()
         await ensure_streams(self._bus, self._subjects)
@@ -179,6 +180,7 @@ class World:
             run=self.run,
             life=self.life,
             recall=recall,
+            replay=replay,
             count=1,
             seed=self.seed,
             folders=folders,
@@ -736,6 +738,7 @@ async def open_world(
     life: int = 1,
     durable: bool = False,
     recall: list[int] | None = None,
+    replay: ReplaySpec | None = None,
 ) -> AsyncIterator[World]:
     """A world for a run of a given name; what the director uses. See ``connect``."""
     bus = await NatsBus.connect(settings, url, process=new_id("owner"))
@@ -756,6 +759,7 @@ async def open_world(
             call_timeout,
             terms or Terms(prices=PriceTable(settings.prices).of_all(models or {})),
             recall or [],
+            replay,
         )
         yield world
     finally:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from populace.cli import personas, show
+from populace.cli import personas, records, show
 from populace.cli.runs import (
     Outcome,
     control,
     find_run,
+    find_spec,
     follow,
-    list_runs,
     manage,
     submit,
 )
@@ -50,9 +50,12 @@ from shared.errors import (
     NoRespondersError,
     PopulaceError,
 )
-from shared.ids import check_token
-from shared.messages.scenario import ManageRequest, ScenarioSpec
+from shared.ids import check_token, new_id
+from shared.messages.scenario import ManageRequest, ReplaySpec, ScenarioSpec
 from shared.settings import Settings
+
+if TYPE_CHECKING:
+    from populace.recorded import RecordedRun
 
 app = typer.Typer(
     add_completion=False,
@@ -73,6 +76,7 @@ Set = Annotated[
 
 
 app.add_typer(personas.app, name="personas")
+app.add_typer(records.app, name="runs")
 
 Profile = Annotated[
     bool, typer.Option("--profile", help="Measure where the run's time goes, and show it.")
@@ -347,16 +351,89 @@ def resume(
 
 
 @app.command()
-def runs(as_json: Json = False) -> None:
-    """List the runs that the installation knows."""
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP", help="A sweep's file (YAML).")],
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Play this variant; may be repeated.")
+    ] = None,
+    agents: Agents = None,
+    rounds: Rounds = None,
+    set_: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Play a scenario with many seeds and parameters; those that were finished are not repeated.
+
+    Ctrl-C pauses the runs under way; the same command goes on.
+    """
+    from populace.cli.sweeping import Sweep, table
+    from populace.sweep import read_sweep
+
     settings = quiet_settings()
-    found = asyncio.run(with_bus(settings, lambda bus: list_runs(bus, settings)))
+    overrides = overrides_from(set_ or [])
+    for key, value in (("agents.count", agents), ("rounds", rounds)):
+        if value is not None:
+            overrides[key] = value
+    spec, planned = read_sweep(file, overrides, only)
+    for one in planned:
+        _check(settings, one.file)
+    folders = {Path(one.file.spec.folder or ".") for one in planned}
+    with services_up(settings, folders, quiet=as_json):
+
+        async def work(bus: NatsBus) -> tuple[bool, list[dict[str, Any]], Path]:
+            playing = Sweep(bus, settings, spec, planned, quiet=as_json)
+            done = await playing.play()
+            return done, playing.rows(), playing.write()
+
+        done, rows, written = asyncio.run(with_bus(settings, work))
     if as_json:
-        print_json([info.model_dump() for info in found])
-    elif found:
-        show.out.print(show.runs_table(found))
+        print_json({"runs": rows, "file": str(written)})
     else:
-        typer.echo("no runs")
+        show.out.print(table(rows))
+        show.out.print(f"runs:     {written}", markup=False)
+    if not done:
+        raise typer.Exit(INTERRUPTED)
+    if any(row["state"] != "finished" for row in rows):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def replay(
+    run: Run,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Fail on any prompt that differs from the one of then."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Play a run again from the answers that were kept of it; no model is asked.
+
+    Ends with 1 if an answer differs from what was recorded then.
+    """
+    from populace.recorded import compare, results
+
+    settings = quiet_settings()
+    recorded = results(run, settings)
+    with services_up(settings, [], quiet=as_json):
+
+        async def work(bus: NatsBus) -> Outcome:
+            spec = await find_spec(bus, settings, run)
+            spec.run = new_id(f"{run[:40]}-again")
+            spec.replay = ReplaySpec(run=run, strict=strict)
+            spec.budget = None
+            return await _run(bus, settings, spec, as_json)
+
+        outcome = asyncio.run(with_bus(settings, work))
+    if outcome.state != "finished" or outcome.unrecorded:
+        _finish(outcome, as_json)
+        return
+    found = compare(recorded, results(outcome.run, settings))
+    if as_json:
+        told = {**show.outcome_json(outcome), "replay_of": run, "identical": found.identical}
+        print_json({**told, "different": found.different})
+    else:
+        show.show_comparison(run, outcome.run, found)
+    if not found.identical:
+        raise typer.Exit(FAILED)
 
 
 @app.command("run")
@@ -467,21 +544,20 @@ def results(
     by: Annotated[
         str | None, typer.Option("--by", help="Group answers by this column, such as education.")
     ] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Write all answers to this file ('-': print them).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show a recorded run's rounds, and where its files are."""
-    settings = quiet_settings()
-    check_token(run, "the run's name")
-    folder = settings.runs_dir / run
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        rows = json.loads((folder / "rounds.json").read_text())
-    except FileNotFoundError:
-        raise InvalidInputError(
-            f"there is no recorded run {run!r} in {settings.runs_dir}"
-        ) from None
-    except ValueError as error:
-        raise InvalidInputError(f"the files in {folder} can't be read: {error}") from None
+    from populace.recorded import results as find_results
+
+    recorded = find_results(run, quiet_settings())
+    folder = recorded.folder
+    if csv is not None:
+        _write_csv(recorded, csv)
+        return
+    manifest, rows = recorded.manifest, recorded.rounds
     groups = None
     if by is not None:
         from populace.cli.groups import grouped  # pyarrow is slow to import, and few need it
@@ -508,3 +584,16 @@ def results(
     show.show_outcome(outcome)
     if outcome.state != "finished":
         show.out.print(f"state:    {outcome.state} {outcome.reason}".rstrip(), markup=False)
+
+
+def _write_csv(recorded: RecordedRun, path: Path) -> None:
+    from pyarrow import csv
+
+    try:
+        if str(path) == "-":
+            csv.write_csv(recorded.to_arrow(), sys.stdout.buffer)
+        else:
+            csv.write_csv(recorded.to_arrow(), path)
+            typer.echo(f"{path}: {recorded.to_arrow().num_rows:,} answers")
+    except OSError as error:
+        raise InvalidInputError(f"the answers can't be written to {path}: {error}") from None

@@ -148,6 +148,19 @@ async def find_run(bus: NatsBus, settings: Settings, run: str) -> RunInfo | None
     return None if entry is None else RunInfo.model_validate_json(entry.value)
 
 
+async def find_spec(bus: NatsBus, settings: Settings, run: str) -> ScenarioSpec:
+    """The scenario of a run.
+
+    Raises:
+        InvalidInputError: it isn't kept.
+    """
+    bucket = await bus.bucket(settings.subjects.bucket_specs)
+    entry = await bucket.get(run)
+    if entry is None:
+        raise InvalidInputError(f"the broker keeps no scenario of a run {run!r}")
+    return ScenarioSpec.model_validate_json(entry.value)
+
+
 async def follow(
     bus: NatsBus,
     settings: Settings,

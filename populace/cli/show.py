@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import time
 from types import TracebackType
@@ -28,6 +29,7 @@ from shared.messages.scenario import RunInfo, Status
 
 if TYPE_CHECKING:
     from populace.estimate import Estimate
+    from populace.recorded import Comparison
 
 _PLAIN_WIDTH = 160
 
@@ -330,6 +332,29 @@ def show_status(status: StackStatus) -> None:
         )
     if status.runs:
         out.print(runs_table(status.runs[:10]))
+
+
+def show_manifest(manifest: dict[str, Any]) -> None:
+    """A run's manifest, a line per key."""
+    for name, value in manifest.items():
+        shown = json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else value
+        if shown not in (None, "", "{}", "[]"):
+            out.print(f"{name + ':':<16}{shown}", markup=False, soft_wrap=True)
+
+
+def show_comparison(first: str, second: str, found: Comparison) -> None:
+    """How the answers of two runs differ."""
+    if found.identical:
+        out.print(f"{first} and {second}: all {found.equal:,} answers are the same", markup=False)
+        return
+    out.print(
+        f"{first} and {second}: {found.equal:,} answers are the same, {found.differing:,} differ, "
+        f"{found.only_first:,} and {found.only_second:,} are in one alone",
+        markup=False,
+    )
+    for row in found.different:
+        where = f"round {row['round']}, {row['population']}/{row['agent']}.{row['method']}"
+        out.print(f"  {where}: {row['first']!r} / {row['second']!r}", markup=False, soft_wrap=True)
 
 
 def runs_table(runs: list[RunInfo]) -> Table:

@@ -17,7 +17,9 @@ from collections.abc import Callable
 
 from populace._runtime.profile import TimedCodec
 from populace._runtime.worker import Worker
-from populace.models.client import QueuedModels
+from populace.models.client import ModelClient, QueuedModels
+from populace.models.kept import KeptAnswers
+from populace.models.replayed import ReplayedModels
 from populace.workers.lifeline import die_with_parent
 from shared.bus import NatsBus
 from shared.code import CodeLoader
@@ -62,7 +64,8 @@ async def _serve(
     for folder in assignment.folders:
         loader.add_folder(folder)
     subjects = settings.subjects
-    models = QueuedModels(
+    models: ModelClient
+    models = queued = QueuedModels(
         bus,
         subjects,
         assignment.models,
@@ -72,6 +75,8 @@ async def _serve(
         recall=assignment.recall,
         life=assignment.life,
     )
+    if assignment.replay is not None:
+        models = ReplayedModels(queued, KeptAnswers(bus, subjects), assignment.replay)
     worker = Worker(
         bus,
         subjects,

@@ -256,7 +256,7 @@ class Director:
             raise InvalidInputError(f"the run {run.info.run!r} is over")
         if not run.cancelled:
             run.cancelled = True
-            await run.tell(request.action)
+            await run.tell(f"{request.action} {' '.join(request.reason.split())}".strip())
             asyncio.get_running_loop().call_later(_CANCEL_WITHIN, self._kill, run)
         return ControlReply(state=info.state)
 

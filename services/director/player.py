@@ -88,7 +88,7 @@ class Run:
         self._bus = bus
         self._records: int | None = None
         self._manifest: dict[str, Any] = {}
-        self._word = ""
+        self._word = self._reason = ""
         self._uncommitted = ""
         self._progressed = False
         """Whether this life has finished a round."""
@@ -109,6 +109,7 @@ class Run:
             if self._word == "" and self._may_go_on:
                 return  # the director was killed: another takes the run up
             state, reason = _ENDS.get(self._word, _ENDS[""])
+            reason = self._reason or reason
             if state == "paused" and not self._may_go_on:
                 state = "cancelled"
         except PausedError as error:
@@ -143,9 +144,9 @@ class Run:
         with contextlib.suppress(SupersededError):
             await save_info(self._bus, self._subjects, self._info)
 
-    def heed(self, word: str) -> None:
-        """Take a word of the director; an empty one means that it is gone."""
-        self._word = word
+    def heed(self, line: str) -> None:
+        """Take a word of the director, and a reason; an empty line means that it is gone."""
+        self._word, _, self._reason = line.partition(" ")
 
     @property
     def _may_go_on(self) -> bool:
@@ -173,7 +174,8 @@ class Run:
             return ""
         assert self._spec.budget is not None
         total = accounts.total()
-        budget = ", ".join(f"{v:,} {k}" for k, v in self._spec.budget if v is not None)
+        named = self._spec.budget.model_dump(exclude_none=True, exclude={"account"})
+        budget = ", ".join(f"{value:,} {name}" for name, value in named.items())
         return (
             f"its budget ({budget}) is spent: {total.tokens_in + total.tokens_out:,} tokens, "
             f"{total.requests:,} requests, {total.money:.4g} of money; in round {row.round} "
@@ -267,6 +269,7 @@ class Run:
             ),
             profile=spec.profile,
             life=life,
+            replay=spec.replay,
             durable=self._may_go_on,
             recall=[first, first + 1] if life > 1 and first == 0 else [first] if life > 1 else [],
         ) as world:
@@ -295,6 +298,7 @@ class Run:
             player = Player(
                 world, scenario, self._tell, results_format=spec.results_format or "msgpack"
             )
+            player.strict = spec.replay is not None and spec.replay.strict
             player.must_commit = spec.durability == "round"
             commits = Commits(world, scenario) if self._may_go_on else None
             try:
@@ -331,6 +335,8 @@ class Run:
         for name, spec in self._spec.models.items():
             if spec.backend == "scripted" or spec.mixture is not None:
                 continue
+            if self._spec.replay is not None:
+                continue  # nothing will be asked
             try:
                 checked = await ask(
                     self._bus,
@@ -362,6 +368,7 @@ class Run:
             "scenario_sha256": hashlib.sha256(text.encode()).hexdigest(),
             "seed": self._spec.seed,
             "life": self._info.life,
+            **({} if self._spec.replay is None else {"replay": self._spec.replay.model_dump()}),
             "versions": {"populace": __version__, "python": platform.python_version()},
             "workers": workers,
             "scripted": sorted(

@@ -99,6 +99,7 @@ class ModelServer:
 
     async def _budget(self, run: str, budget: dict[str, Any]) -> BudgetKeeper:
         """The keeper of a run's budget: one for all pools of this process."""
+        run = budget.get("account") or run
         held = self._budgets.get(run)
         if held is None:
             bucket = await self.bus.bucket(self.subjects.bucket_budgets, ttl=KEPT_FOR)

@@ -15,11 +15,11 @@ from typing import Any
 from services.recorder.tables import RunFolder
 from shared.bus import Consumer, Delivery
 from shared.codec import CONTENT_TYPE, JSON_TYPE, from_public
-from shared.errors import BusError
+from shared.errors import BusError, RemoteError
 from shared.ids import is_token
 from shared.logs import get_logger
-from shared.messages.scenario import Status
-from shared.service import ServiceContext
+from shared.messages.scenario import ControlReply, ControlRequest, Status
+from shared.service import ServiceContext, ask
 from shared.streams import append_patiently, ensure_streams
 
 _log = get_logger(__name__)
@@ -27,6 +27,7 @@ _log = get_logger(__name__)
 _FLUSH_ROWS = 100_000
 _FLUSH_EVERY = 5.0
 _ACK_WAIT = 60.0
+_AGAIN_AFTER = 3.0
 
 
 class RunRecorder:
@@ -38,6 +39,8 @@ class RunRecorder:
         self._subjects = context.settings.subjects
         self._base = context.settings.runs_dir.resolve()
         self._folders: dict[str, RunFolder] = {}
+        self._trying = ""
+        """The run whose folder is being opened."""
         self._unacknowledged: list[Delivery] = []
         self._flushed = time.monotonic()
         self.rows = 0
@@ -45,7 +48,9 @@ class RunRecorder:
     def _folder(self, run: str) -> RunFolder:
         folder = self._folders.get(run)
         if folder is None:
+            self._trying = run
             folder = self._folders[run] = RunFolder(self._base / run, run)
+            self._trying = ""
         return folder
 
     async def _take(self, delivery: Delivery) -> None:
@@ -63,7 +68,7 @@ class RunRecorder:
                 await self._take_status(Status.model_validate(content))
             else:
                 self._folder(run).add(content)
-        except BusError:
+        except (BusError, OSError):
             raise
         except Exception as error:  # one message must not stop the recording of all runs
             _log.error(
@@ -97,6 +102,11 @@ class RunRecorder:
         del self._folders[run]
         try:
             manifest = await asyncio.to_thread(folder.finish)
+        except OSError as error:
+            # It is tried again until there is room; who waits for the run need not wait as long.
+            reason = f"{error}; it is tried again until that is mended"
+            await self._tell(run, folder.path, folder.rows_written, reason, life=life)
+            raise
         except Exception as error:
             # One run's trouble must not stop the recording of others; its parts stay on disk.
             _log.exception("a run's files could not be written", run=run)
@@ -129,7 +139,7 @@ class RunRecorder:
             self._subjects.run_status(run),
             told.model_dump_json(exclude_none=True).encode(),
             headers={CONTENT_TYPE: JSON_TYPE},
-            message_id=f"{run}/recorded/{life or 1}",
+            message_id=f"{run}/recorded/{life or 1}/{'' if reason is None else 'not yet'}",
         )
 
     async def _flush(self) -> None:
@@ -164,9 +174,25 @@ class RunRecorder:
             except Exception as error:
                 _log.error("recording starts anew", error=f"{type(error).__name__}: {error}")
                 consumer = None
+                touched = [*self._folders, *([self._trying] if self._trying else [])]
                 self._folders.clear()  # made again from what is on disk
                 self._unacknowledged.clear()
+                if isinstance(error, OSError):
+                    await self._pause_runs(touched, f"its results can't be written: {error}")
+                    await asyncio.sleep(_AGAIN_AFTER)
                 await asyncio.sleep(1.0)
+
+    async def _pause_runs(self, runs: list[str], reason: str) -> None:
+        """Stop what would only fill the stream: it can go on once results can be written."""
+        for run in runs:
+            with contextlib.suppress(BusError, RemoteError):  # it may be over
+                await ask(
+                    self._bus,
+                    self._subjects.run_control(run),
+                    ControlRequest(action="pause", reason=reason),
+                    ControlReply,
+                    timeout=5,
+                )
 
     def stats(self) -> dict[str, Any]:
         """What is shown in STATS."""

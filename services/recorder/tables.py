@@ -145,7 +145,8 @@ class RunFolder:
             self.restore(status.round or 0, status.life or 1)
         if status.kind in ("accepted", "started", "round_finished", "restored", "ended"):
             with (self._parts / "statuses.jsonl").open("a") as notes:
-                notes.write(status.model_dump_json(exclude_none=True) + "\n")
+                # A line before may have been cut short, when the disk was full.
+                notes.write("\n" + status.model_dump_json(exclude_none=True) + "\n")
             self._take_status(status)
 
     def _take_status(self, status: Status) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from shared.messages.model import Terms
-from shared.messages.scenario import ModelSpec
+from shared.messages.scenario import ModelSpec, ReplaySpec
 
 
 class HostInfo(BaseModel):
@@ -50,6 +50,8 @@ class AcquireWorkers(BaseModel):
     """Whether to measure where time goes."""
     recall: list[int] = Field(default_factory=list)
     """Rounds that may have been played in part before: answers of models may be there."""
+    replay: ReplaySpec | None = None
+    """The run whose kept answers are given instead of asking models."""
     isolated: bool = False
     """Workers for agents that have a process each, besides those that the run has."""
 
@@ -85,6 +87,7 @@ class Assignment(BaseModel):
     run: str
     life: int = 1
     recall: list[int] = Field(default_factory=list)
+    replay: ReplaySpec | None = None
     seed: int = 0
     folders: list[str] = Field(default_factory=list)
     models: dict[str, ModelSpec] = Field(default_factory=dict)

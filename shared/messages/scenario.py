@@ -206,6 +206,8 @@ class Budget(Strict):
     """Prompt and answer tokens."""
     money: float | None = Field(default=None, gt=0)
     requests: int | None = Field(default=None, ge=1)
+    account: str | None = Field(default=None, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")
+    """Runs that name the same one spend together; default: each run for itself."""
 
     @model_validator(mode="after")
     def _something(self) -> Budget:
@@ -240,6 +242,14 @@ class AgentsSpec(Strict):
         if self.groups is not None and self.groups > self.count:
             raise ValueError(f"{self.count} agents can't be divided into {self.groups} groups")
         return self
+
+
+class ReplaySpec(Strict):
+    """A run whose kept answers are given again, instead of asking models."""
+
+    run: str
+    strict: bool = False
+    """Whether a prompt that differs from the one that was answered then fails the run."""
 
 
 def _whole(value: Any) -> Any:
@@ -279,6 +289,8 @@ class ScenarioSpec(Strict):
     """A name for the run, chosen by the sender; must be new."""
     results_format: Literal["msgpack", "json"] | None = None
     """Of the result stream; default: as the scenario itself was sent."""
+    replay: ReplaySpec | None = None
+    """The run that this one plays again."""
 
     @field_validator("name")
     @classmethod
@@ -418,6 +430,8 @@ class ControlRequest(Strict):
     """Asks something of a run's director."""
 
     action: Literal["cancel", "pause"]
+    reason: str = ""
+    """Why, where it is no person who asks."""
 
 
 class ManageRequest(Strict):

@@ -114,12 +114,13 @@ class Diarist(Agent):
         self.heard = 0
         self.sum = 0
 
-    async def write(self, n: int) -> dict[str, Any]:
+    async def write(self, n: int, mark: str = "") -> dict[str, Any]:
         self.days += 1
         drawn = self.random.randrange(1000)
         self.sum += drawn
         text = await self.model.ask(
-            f"Day {self.days} of {self.number}: {drawn}, {self.sum}, {self.heard}?", remember=True
+            f"Day {self.days} of {self.number}: {drawn}, {self.sum}, {self.heard}?{mark}",
+            remember=True,
         )
         if self.pause:
             await self.sleep(self.pause)
@@ -158,7 +159,7 @@ class Diaries(Scenario):
         self.history: list[int] = []
 
     async def round(self, n: int) -> None:
-        answers = await self.people.write(n)
+        answers = await self.people.write(n, self.params.marker)
         notes, total = await self.ledger.look()
         drawn = self.random.randrange(1000)
         self.history.append(total + drawn)

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -140,6 +141,7 @@ async def disturbed(
     kill: Kill,
     agents: int = AGENTS,
     at: float = 1.5,
+    run: str | None = None,
 ) -> Outcome:
     """Kill something in the middle of a run, and see that nobody could tell from its results.
 
@@ -150,11 +152,13 @@ async def disturbed(
         kill: told of the run once it is ``at`` so many rounds.
         agents: how many.
         at: when.
+        run: its name.
     """
     endpoint.respond = respond
     rows, noted = await undisturbed(bus, installation, endpoint, agents)
     before = len(endpoint.requests)
     fields = diaries(endpoint, agents={"count": agents, "workers": 2})
+    fields["run"] = run or fields["run"]
     run = await start(bus, installation, fields)
     when = before + int(agents * at)
     await wait_until(lambda: len(endpoint.requests) > when, 60, "the middle of the run")
@@ -398,3 +402,64 @@ async def test_one_of_three_brokers_dies(tmp_path: Path, endpoint: Endpoint) -> 
     finally:
         await bus.drain()
         made.close()
+
+
+# Results that can't be written
+async def test_a_folder_that_cannot_be_written(
+    installation: Installation, bus: NatsBus, endpoint: Endpoint
+) -> None:
+    """The run is paused, says why, and goes on once that is mended."""
+
+    async def mend(installation: Installation, bus: NatsBus, run: str) -> None:
+        told = await watch(bus, installation, run)
+        assert told.state == "paused"
+        assert "its results can't be written" in told.reason
+        assert str(installation.runs / run) in told.reason
+        in_the_way.unlink()
+        await resume(bus, installation, run)
+
+    endpoint.respond = respond
+    await undisturbed(bus, installation, endpoint, AGENTS)
+    name = unique("r")
+    in_the_way = installation.runs / name
+    in_the_way.touch()
+    await disturbed(bus, installation, endpoint, mend, at=0.01, run=name)
+
+
+@pytest.fixture
+def small_disk(shared_installation: Installation) -> Iterator[Path]:
+    """The recorder's folder lies on a disk of 200 KB."""
+    runs = shared_installation.runs
+    runs.mkdir(exist_ok=True)
+    options = ["-t", "tmpfs", "-o", "size=200k", "tmpfs"]
+    if os.geteuid() != 0 or subprocess.call(["mount", *options, str(runs)]):
+        pytest.skip("a small disk can't be mounted here")
+    yield runs
+    # Lazily: the recorder may be about to look.
+    subprocess.run(["umount", "-l", str(runs)], check=True)
+
+
+async def test_a_disk_that_fills_up(
+    small_disk: Path, installation: Installation, bus: NatsBus, endpoint: Endpoint
+) -> None:
+    endpoint.respond = respond
+    filler = small_disk / "filler"
+    filler.write_bytes(b"x" * 160_000)
+    run = await start(bus, installation, diaries(endpoint))
+    told = await watch(bus, installation, run)
+    if told.state == "finished":  # it was over before anything was flushed
+        assert "No space left" in told.unrecorded
+    else:
+        assert told.state == "paused"
+        assert "No space left" in told.reason
+    filler.unlink()
+    if told.state == "paused":
+        await resume(bus, installation, run)
+
+    def recorded() -> bool:
+        return (small_disk / run / "manifest.json").exists()
+
+    await wait_until(recorded, 40, "the results")
+    manifest = json.loads((small_disk / run / "manifest.json").read_text())
+    assert (manifest["state"], manifest["answers"], manifest["missing"]) == ("finished", 900, 0)
+    assert len(table(installation, run)) == 900

@@ -1,0 +1,217 @@
+"""Recorded runs: what the recorder wrote of them, as tables; and two of them compared."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import InvalidInputError
+from shared.ids import check_token
+from shared.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+_KEY = ["round", "call", "population", "agent", "method"]
+_COMPARED = ["value", "answer", "error"]
+
+
+class RecordedRun:
+    """A run's answers, rounds and manifest, as files hold them.
+
+    While the run is still under way, or if it was cut off, what was written so far is read.
+
+    Args:
+        folder: the run's.
+
+    Raises:
+        InvalidInputError: it holds no run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run = folder.name
+        if not (folder / "answers.parquet").exists() and not self._parts():
+            raise InvalidInputError(f"there is no recorded run {self.run!r} in {folder.parent}")
+
+    def _parts(self) -> list[Path]:
+        return sorted((self.folder / "answers.parts").glob("*.parquet"))
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run is over, and all of it is here."""
+        return (self.folder / "manifest.json").exists()
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Scenario, seed, versions, models, machines, times, costs, failures.
+
+        Raises:
+            InvalidInputError: the run is not over, or the file can't be read.
+        """
+        found: dict[str, Any] = self._read("manifest.json")
+        return found
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """A row per round: answers, failures, what the scenario noted, seconds, costs.
+
+        Raises:
+            InvalidInputError: the run is not over, or the file can't be read.
+        """
+        found: list[dict[str, Any]] = self._read("rounds.json")
+        return found
+
+    def _read(self, name: str) -> Any:
+        try:
+            return json.loads((self.folder / name).read_text())
+        except FileNotFoundError:
+            raise InvalidInputError(
+                f"the run {self.run!r} is not over, so it has no {name}"
+            ) from None
+        except ValueError as error:
+            raise InvalidInputError(f"{self.folder / name} can't be read: {error}") from None
+
+    def to_arrow(self) -> pa.Table:
+        """All answers: one row per agent, round and recorded call; see ``docs/results.md``.
+
+        Raises:
+            InvalidInputError: a file can't be read.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        whole = self.folder / "answers.parquet"
+        files = [whole] if whole.exists() else self._parts()
+        try:
+            tables = [pq.read_table(file) for file in files]
+        except (OSError, pa.ArrowInvalid) as error:
+            raise InvalidInputError(f"the answers of {self.run!r} can't be read: {error}") from None
+        return pa.concat_tables(tables, promote_options="permissive")
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The same as a pandas DataFrame; needs pandas.
+
+        Raises:
+            InvalidInputError: it isn't installed.
+        """
+        _library("pandas")
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> Any:
+        """The same as a ``polars.DataFrame``; needs polars.
+
+        Raises:
+            InvalidInputError: it isn't installed.
+        """
+        return _library("polars").from_arrow(self.to_arrow())
+
+    def duckdb(self) -> Any:
+        """The same as a ``duckdb.DuckDBPyRelation``, for SQL; needs duckdb.
+
+        Raises:
+            InvalidInputError: it isn't installed.
+        """
+        return _library("duckdb").from_arrow(self.to_arrow())
+
+    def __repr__(self) -> str:
+        return f"<RecordedRun {self.run} in {self.folder}>"
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise InvalidInputError(f"this needs {name}: pip install {name}") from None
+
+
+def results(run: str, settings: Settings | None = None) -> RecordedRun:
+    """A recorded run by its name.
+
+    Args:
+        run: the name.
+        settings: default: from the environment; ``POPULACE_RUNS_DIR`` says where runs are.
+
+    Raises:
+        InvalidInputError: there is none of that name.
+    """
+    settings = settings or load_settings()
+    return RecordedRun(settings.runs_dir / check_token(run, "the run's name"))
+
+
+@dataclass
+class Comparison:
+    """How the answers of two runs differ."""
+
+    equal: int
+    """Answers that are the same in both, failures included."""
+    different: list[dict[str, Any]]
+    """Answers to the same call that differ, the first few: the call, and both."""
+    differing: int
+    """How many there are of those."""
+    only_first: int
+    only_second: int
+    """Answers to calls that only one of them has."""
+
+    @property
+    def identical(self) -> bool:
+        """Whether both have the same answers to the same calls."""
+        return not (self.differing or self.only_first or self.only_second)
+
+
+def compare(first: RecordedRun, second: RecordedRun, show: int = 5) -> Comparison:
+    """Compare the answers of two runs, call by call.
+
+    Args:
+        first: one run.
+        second: the other.
+        show: how many differences to list.
+
+    Raises:
+        InvalidInputError: files can't be read.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    columns = [*_KEY, *_COMPARED]
+    tables = [run.to_arrow().select(columns) for run in (first, second)]
+    if tables[0].equals(tables[1]):
+        return Comparison(tables[0].num_rows, [], 0, 0, 0)
+    joined = tables[0].join(
+        tables[1], keys=_KEY, join_type="inner", left_suffix="", right_suffix="_second"
+    )
+    same = None
+    for name in _COMPARED:
+        one, other = joined[name], joined[f"{name}_second"]
+        both_null = pc.and_(pc.is_null(one), pc.is_null(other))
+        here = pc.or_(pc.fill_null(pc.equal(one, other), False), both_null)
+        same = here if same is None else pc.and_(same, here)
+    differing = joined.filter(pc.invert(same))
+    differing = differing.sort_by([(name, "ascending") for name in _KEY])
+    found = [
+        {
+            **{name: row[name] for name in _KEY},
+            "first": _shown(row, ""),
+            "second": _shown(row, "_second"),
+        }
+        for row in differing.slice(0, show).to_pylist()
+    ]
+    assert isinstance(joined, pa.Table)
+    return Comparison(
+        equal=joined.num_rows - differing.num_rows,
+        different=found,
+        differing=differing.num_rows,
+        only_first=tables[0].num_rows - joined.num_rows,
+        only_second=tables[1].num_rows - joined.num_rows,
+    )
+
+
+def _shown(row: dict[str, Any], suffix: str) -> Any:
+    error, answer, value = (row[f"{name}{suffix}"] for name in ("error", "answer", "value"))
+    if error is not None:
+        return f"failed: {error}"
+    return value if answer is None else answer

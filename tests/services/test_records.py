@@ -1,0 +1,278 @@
+"""What can be done with runs afterwards: read, compared, played again, deleted; and sweeps."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from populace.cli.records import forget_run
+from populace.cli.runs import Outcome, find_run, find_spec
+from populace.cli.sweeping import Sweep, table
+from populace.errors import ScenarioError
+from populace.recorded import RecordedRun, compare, results
+from populace.sweep import read_sweep
+from shared.bus import NatsBus
+from shared.errors import InvalidInputError
+from shared.messages.scenario import ReplaySpec
+from tests.conftest import Services, unique
+from tests.endpoint import Endpoint, answer
+from tests.services.test_recovery import diaries, respond
+from tests.services.test_runs import game, play
+
+
+@pytest.fixture
+async def bus(services: Services) -> AsyncIterator[NatsBus]:
+    made = await NatsBus.connect(services.settings(), services.broker.url)
+    yield made
+    await made.drain()
+
+
+def recorded(services: Services, run: str) -> RecordedRun:
+    return results(run, services.settings())
+
+
+async def test_a_recorded_run_as_tables(services: Services) -> None:
+    outcome = await play(services, game())
+    run = recorded(services, outcome.run)
+    assert run.complete
+    assert run.manifest["name"] == "a game"
+    assert [row["answers"] for row in run.rounds] == [45, 45]
+    assert run.to_arrow().num_rows == 100
+    for name, read in (("pandas", run.to_pandas), ("polars", run.to_polars)):
+        if importlib.util.find_spec(name) is None:
+            with pytest.raises(InvalidInputError, match=f"pip install {name}"):
+                read()
+        else:
+            assert read().shape[0] == 100
+    with pytest.raises(InvalidInputError, match="no recorded run 'nothing'"):
+        recorded(services, "nothing")
+
+
+async def test_what_a_run_wrote_before_it_was_cut_off(tmp_path: Path, services: Services) -> None:
+    outcome = await play(services, game())
+    whole = recorded(services, outcome.run)
+    folder = tmp_path / outcome.run
+    parts = folder / "answers.parts"
+    parts.mkdir(parents=True)
+    (parts / "000001.parquet").write_bytes((whole.folder / "answers.parquet").read_bytes())
+    cut = RecordedRun(folder)
+    assert not cut.complete
+    assert cut.to_arrow().num_rows == 100
+    with pytest.raises(InvalidInputError, match="is not over"):
+        _ = cut.manifest
+
+
+async def test_two_runs_compared(services: Services) -> None:
+    first = await play(services, game())
+    same = await play(services, game())
+    other = await play(services, game(agents={"count": 60}, rounds=1, params={"ask": True}))
+    equal = compare(recorded(services, first.run), recorded(services, same.run))
+    assert equal.identical
+    assert equal.equal == 100
+    differs = compare(recorded(services, first.run), recorded(services, other.run))
+    assert not differs.identical
+    assert (differs.only_first, differs.only_second) == (100, 60)  # other methods
+    changed = await play(services, game(seed=4, params={"ask": True}))
+    again = await play(services, game(seed=5, params={"ask": True}))
+    found = compare(recorded(services, changed.run), recorded(services, again.run))
+    assert found.differing > 90
+    assert len(found.different) == 5
+    assert found.different[0]["first"] != found.different[0]["second"]
+
+
+async def play_again(
+    services: Services, bus: NatsBus, run: str, *, strict: bool, **more: Any
+) -> Outcome:
+    spec = await find_spec(bus, services.settings(), run)
+    spec.run = unique("again")
+    spec.replay = ReplaySpec(run=run, strict=strict)
+    for name, value in more.items():
+        setattr(spec, name, value)
+    return await play(services, spec.model_dump(mode="json", exclude_none=True))
+
+
+async def test_a_run_is_played_again_without_its_model(
+    services: Services, bus: NatsBus, endpoint: Endpoint
+) -> None:
+    endpoint.respond = respond
+    first = await play(services, diaries(endpoint, agents={"count": 60, "workers": 2}))
+    assert first.state == "finished", first.reason
+    asked = len(endpoint.requests)
+
+    def refuse(_: Any) -> web.Response:
+        raise AssertionError("a model was asked")
+
+    endpoint.respond = refuse
+    outcome = await play_again(services, bus, first.run, strict=True)
+    assert (outcome.state, outcome.reason) == ("finished", "")
+    found = compare(recorded(services, first.run), recorded(services, outcome.run))
+    assert found.identical
+    assert found.equal == 180
+    assert len(endpoint.requests) == asked
+    columns = ["round", "agent", "value", "answer", "error", "tokens", "tokens_out", "backend"]
+    one, other = (
+        recorded(services, r).to_arrow().select(columns) for r in (first.run, outcome.run)
+    )
+    assert one.equals(other)
+    manifest = recorded(services, outcome.run).manifest
+    assert manifest["replay"] == {"run": first.run, "strict": True}
+
+
+async def test_a_changed_prompt_is_named(
+    services: Services, bus: NatsBus, endpoint: Endpoint
+) -> None:
+    endpoint.respond = lambda _: answer("hello")
+    fields = diaries(endpoint, agents={"count": 20, "workers": 2}, rounds=2)
+    first = await play(services, fields)
+    params = {"marker": "!"}
+    strict = await play_again(services, bus, first.run, strict=True, params=params)
+    assert strict.state == "failed"
+    assert "people/" in strict.reason
+    assert "in round 1, question 1 is asked something else" in strict.reason
+    assert "where it has" in strict.reason
+    lenient = await play_again(services, bus, first.run, strict=False, params=params)
+    assert lenient.state == "finished", lenient.reason
+    more = await play_again(services, bus, first.run, strict=False, rounds=3)
+    assert more.state == "failed"  # nobody has an answer in the third round
+    assert "was never asked" in more.reason
+
+
+async def test_a_run_is_deleted(services: Services, bus: NatsBus, endpoint: Endpoint) -> None:
+    outcome = await play(services, diaries(endpoint, agents={"count": 10, "workers": 2}))
+    settings, subjects = services.settings(), services.settings().subjects
+    held = [
+        (subjects.stream_states, subjects.run_state(outcome.run)),
+        (subjects.stream_kept, subjects.model_kept(outcome.run)),
+        (subjects.stream_runs, subjects.run_results(outcome.run)),
+        (subjects.stream_runs, subjects.run_status(outcome.run)),
+    ]
+
+    async def count() -> list[int]:
+        return [len([m async for m in bus.read(stream, (name,))]) for stream, name in held]
+
+    assert min(await count()) > 0
+    await forget_run(bus, settings, outcome.run)
+    assert max(await count()) == 0
+    assert await find_run(bus, settings, outcome.run) is None
+    with pytest.raises(InvalidInputError, match="keeps no scenario"):
+        await find_spec(bus, settings, outcome.run)
+
+
+# Sweeps
+SCENARIO = """\
+name: pick
+scenario: games:Game
+agents: {count: 12}
+rounds: 2
+models: {default: {backend: scripted}}
+"""
+SWEEP = """\
+name: NAME
+scenario: scenario.yaml
+set: {agents.count: 8}
+grid:
+  seed: [1, 2]
+runs:
+  plain: {}
+  asked: {params.ask: true}
+at_once: 3
+"""
+
+
+@pytest.fixture
+def swept(tmp_path: Path) -> Path:
+    (tmp_path / "scenario.yaml").write_text(SCENARIO)
+    games = Path(__file__).parent / "games.py"
+    (tmp_path / "games.py").write_text(games.read_text())
+    file = tmp_path / "sweep.yaml"
+    file.write_text(SWEEP.replace("NAME", unique("s")))
+    return file
+
+
+def test_what_a_sweep_plays(swept: Path) -> None:
+    spec, runs = read_sweep(swept)
+    assert [(r.variant, r.values) for r in runs] == [
+        ("plain", {"seed": 1}),
+        ("plain", {"seed": 2}),
+        ("asked", {"params.ask": True, "seed": 1}),
+        ("asked", {"params.ask": True, "seed": 2}),
+    ]
+    assert {r.file.spec.agents.count for r in runs} == {8}
+    assert len({r.name for r in runs}) == 4
+    assert all(r.name.startswith(f"{spec.name}-{r.variant}-") for r in runs)
+    assert [r.name for r in read_sweep(swept)[1]] == [r.name for r in runs]
+    assert [r.variant for r in read_sweep(swept, only=["asked"])[1]] == ["asked"] * 2
+    _, more = read_sweep(swept, {"agents.count": 9})
+    assert {r.file.spec.agents.count for r in more} == {9}
+    assert not {r.name for r in more} & {r.name for r in runs}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("seed: [1, 2]", "sed: [1, 2]", r"plain \(sed=1\): .*scenario.yaml.*sed"),
+        ("seed: [1, 2]", "seed: []", "grid.seed has no values"),
+        ("name: ", "name: a b", r"sweep.yaml:1: name: must be 1 to 40"),
+        ("at_once: 3", "at_ones: 3", r"sweep.yaml:\d+: .*at_ones"),
+        ("scenario: scenario.yaml", "scenario: other.yaml", "other.yaml"),
+    ],
+)
+def test_wrong_sweeps(swept: Path, old: str, new: str, said: str) -> None:
+    swept.write_text(swept.read_text().replace(old, new, 1))
+    with pytest.raises(ScenarioError, match=said):
+        read_sweep(swept)
+    swept.write_text(SWEEP.replace("NAME", "n"))
+    with pytest.raises(ScenarioError, match="there is no run named 'x'"):
+        read_sweep(swept, only=["x"])
+
+
+async def test_a_sweep_is_played_and_not_repeated(
+    services: Services, bus: NatsBus, swept: Path
+) -> None:
+    settings = services.settings()
+    spec, runs = read_sweep(swept)
+    for run in runs:  # the services' workers may read from the tests' own folder alone
+        run.file.spec.folder = str(Path(__file__).parent)
+    sweep = Sweep(bus, settings, spec, runs, quiet=True)
+    assert await sweep.play()
+    rows = sweep.rows()
+    assert [row["state"] for row in rows] == ["finished"] * 4
+    assert [row["answers"] for row in rows] == [14, 14, 16, 16]  # one of eight is unlucky
+    assert "mean" in rows[0]["last"]
+    written = json.loads(sweep.write().read_text())
+    assert [row["run"] for row in written] == [run.name for run in runs]
+    assert table(rows).row_count == 4
+    again = Sweep(bus, settings, spec, runs, quiet=True)
+    assert await again.play()
+    assert again.rows() == rows
+    for run in runs:
+        info = await find_run(bus, settings, run.name)
+        assert info is not None
+        assert info.life == 1
+
+
+async def test_runs_of_a_sweep_spend_one_budget(
+    services: Services, bus: NatsBus, endpoint: Endpoint
+) -> None:
+    account = unique("account")
+    outcomes = [
+        await play(
+            services,
+            diaries(
+                endpoint,
+                agents={"count": 30, "workers": 1},
+                rounds=1,
+                budget={"requests": 45, "account": account},
+            ),
+        )
+        for _ in range(2)
+    ]
+    assert [o.state for o in outcomes] == ["finished", "cancelled"]
+    assert "its budget (45 requests) is spent" in outcomes[1].reason
+    assert 45 <= sum(o.rows[0].answers for o in outcomes) <= 45 + 8
