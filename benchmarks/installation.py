@@ -177,6 +177,12 @@ class Installation:
         self.broker.kill()
         self.broker.wait(10)
 
+    @staticmethod
+    def kill_process(pid: int) -> None:
+        """Kill -9 of a process that a service has started, if it is still there."""
+        with contextlib.suppress(psutil.Error):
+            psutil.Process(pid).kill()
+
     def children(self, name: str, module: str) -> list[psutil.Process]:
         """Processes that a service has started, by a part of their command lines."""
         with contextlib.suppress(psutil.Error):

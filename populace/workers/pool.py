@@ -32,7 +32,7 @@ _LEASE_EVERY = 0.5
 _LEASE_MISSES = 3
 _ACQUIRE_TIMEOUT = 60.0
 _ACQUIRE_EACH = 0.5
-_PATIENCE = 10.0
+_PATIENCE, _LONG_PATIENCE = 10.0, 60.0
 
 OnLost = Callable[[str, str], None]
 """Told of a worker that is gone, and why."""
@@ -174,7 +174,8 @@ class WorkerPool:
 
     async def _find_hosts(self) -> list[HostInfo]:
         bucket = await self._bus.bucket(self._bucket, ttl=HOST_TTL)
-        deadline = time.monotonic() + _PATIENCE
+        # A run that lost its hosts waits for them to come back.
+        deadline = time.monotonic() + (_PATIENCE if self._life == 1 else _LONG_PATIENCE)
         while True:
             entries = await bucket.entries()
             if entries:
