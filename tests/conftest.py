@@ -30,13 +30,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--vllm``: run the tests that need a vLLM environment as well."""
+    """``--vllm``, ``--slow``: run the tests that need a vLLM environment, or minutes, as well."""
+    parser.addoption("--slow", action="store_true", help="also run the tests that take long")
     parser.addoption("--vllm", action="store_true", help="also run the tests with a real vLLM")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--vllm"):
-        asked_for = [item for item in items if "vllm" not in item.keywords]
+    left_out = [name for name in ("vllm", "slow") if not config.getoption(f"--{name}")]
+    if left_out:
+        asked_for = [i for i in items if not any(name in i.keywords for name in left_out)]
         config.hook.pytest_deselected(items=[i for i in items if i not in asked_for])
         items[:] = asked_for
 

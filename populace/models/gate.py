@@ -43,6 +43,9 @@ class Gate:
         """This process's share of what the whole installation may have under way."""
         self._freed = asyncio.Event()
         self._inside = 0
+        self.unkept = 0
+        """Answers that came and are not stored yet; while they are as many as slots, nothing more
+        leaves, so that no crash costs more than that."""
         self._queue: deque[asyncio.Future[bool]] = deque()
         self._closed = False
         self._since = time.monotonic()
@@ -63,6 +66,15 @@ class Gate:
         """Slots that nobody has taken."""
         return self.limit - self.used
 
+    @property
+    def _has_room(self) -> bool:
+        return self._inside < self.limit and self.unkept <= self.limit
+
+    def kept(self, count: int) -> None:
+        """Answers were stored."""
+        self.unkept -= count
+        self._let_in()
+
     async def enter(self) -> bool:
         """Wait until one more request may really leave: batches take more than there is room for.
 
@@ -72,7 +84,7 @@ class Gate:
         """
         if self._closed or self.limit == 0:
             return False
-        if self._inside < self.limit and not self._queue:
+        if self._has_room and not self._queue:
             self._inside += 1
             return True
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -90,7 +102,7 @@ class Gate:
         self._let_in()
 
     def _let_in(self) -> None:
-        while self._queue and self._inside < self.limit:
+        while self._queue and self._has_room:
             turn = self._queue.popleft()
             if not turn.done():
                 self._inside += 1

@@ -305,6 +305,7 @@ class Pool:
 
     def _answered(self, lot: _Lot, request: ModelRequest, response: ModelResponse) -> None:
         self.gate.give_back()
+        self.gate.unkept += 1
         self._out.append((lot, request, response))
         if not self._flushing:
             self._flushing = True
@@ -320,6 +321,7 @@ class Pool:
                     await self._hand_out(out)
                 except CodecError:
                     # One of them can't be packed; what of the others went out twice is ignored.
+                    self.gate.unkept += len(out)
                     out = [(lot, request, _passable(response)) for lot, request, response in out]
                     await self._hand_out(out)
                 for lot, _, _ in out:
@@ -329,7 +331,10 @@ class Pool:
 
     async def _hand_out(self, out: list[tuple[_Lot, ModelRequest, ModelResponse]]) -> None:
         try:
-            await self._keep(out)
+            try:
+                await self._keep(out)
+            finally:
+                self.gate.kept(len(out))
             await self._count({lot.run for lot, _, _ in out})
         except CodecError:
             raise

@@ -313,7 +313,12 @@ async def test_a_worker_killed_in_a_round(services: Services) -> None:
     settings = services.settings()
     bus = await NatsBus.connect(settings, services.broker.url)
     spec = ScenarioSpec.model_validate(
-        game(params={"pause": 0.7}, rounds=1, agents={"count": 40, "workers": 2})
+        game(
+            params={"pause": 0.7},
+            rounds=1,
+            agents={"count": 40, "workers": 2},
+            durability="none",
+        )
     )
     run = await submit(bus, settings, spec)
     outcome = Outcome(run)
