@@ -140,6 +140,9 @@ class Commits:
             if before is not None:
                 await self._store.drop(_OWNER, before)
             await world.forget()
+            # What was finished within a round that is committed is part of its state.
+            finished = world._subjects.run_finished(world.run, round_number)
+            await world._bus.purge(world._subjects.stream_states, finished)
         except BusError as error:  # it takes up room, and does no harm
             _log.warning("an earlier round's state was not removed", error=str(error))
 

@@ -155,6 +155,7 @@ class World:
         terms: Terms,
         recall: list[int],
         replay: ReplaySpec | None,
+        by_call: bool,
     ) -> None:
         await self._caller.start()
         await ensure_streams(self._bus, self._subjects)
@@ -181,6 +182,7 @@ class World:
             life=self.life,
             recall=recall,
             replay=replay,
+            by_call=by_call,
             count=1,
             seed=self.seed,
             folders=folders,
@@ -339,6 +341,7 @@ class World:
             "populations": [made.plain() for made in self._made.values()],
             "singles": [singles, self._singles],
             "calls": self._recorded_calls,
+            "steps": self._caller.steps,
             "environments": self._keeping.kept(),
         }
 
@@ -350,6 +353,7 @@ class World:
         """
         self._parts = {k: SavedPart.model_validate(v) for k, v in kept["parts"].items()}
         self._recorded_calls = kept["calls"]
+        self._caller.steps = kept["steps"]
         names, self._singles = kept["singles"]
         placed: list[tuple[str, OpenShard]] = []
         turn = itertools.cycle(self._workers)
@@ -739,6 +743,7 @@ async def open_world(
     durable: bool = False,
     recall: list[int] | None = None,
     replay: ReplaySpec | None = None,
+    by_call: bool = False,
 ) -> AsyncIterator[World]:
     """A world for a run of a given name; what the director uses. See ``connect``."""
     bus = await NatsBus.connect(settings, url, process=new_id("owner"))
@@ -760,6 +765,7 @@ async def open_world(
             terms or Terms(prices=PriceTable(settings.prices).of_all(models or {})),
             recall or [],
             replay,
+            by_call,
         )
         yield world
     finally:

@@ -100,6 +100,10 @@ class Subjects:
         """What was done to an environment, in order. Captured by a stream."""
         return f"{self.prefix}.env.{run}.journal.{path}"
 
+    def run_finished(self, run: str, round_number: int | str = "*", shard: str = ">") -> str:
+        """Calls that a shard's agents have finished in a round. In the stream of states."""
+        return f"{self.prefix}.state.{run}.{round_number}.finished.{shard}"
+
     # Processes
     def inbox(self, process: str, box: str) -> str:
         """Where a process receives answers; one box per purpose."""

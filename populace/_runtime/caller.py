@@ -79,7 +79,8 @@ class Caller:
         self._calls = 0
         self.deeds = 0
         """Calls to environments so far that no agent made."""
-        self._steps = 0
+        self.steps = 0
+        """Population calls so far."""
         self._lanes: dict[str, Lane] = {}
         self._open: dict[int, OpenCall] = {}
         self._deadlines: list[tuple[float, int]] = []
@@ -136,6 +137,8 @@ class Caller:
         by = calling()
         if by is not None:
             by.note_call(placeholder)
+            if (finished := by.group.shard.finished) is not None:
+                finished.mix([by.index])
         key = self._key(by) if shard[0] == ENVIRONMENT else None
         if by is not None and by.group.shard.replaying:
             return placeholder  # it was made when this was done for the first time
@@ -147,8 +150,8 @@ class Caller:
 
     def next_step(self) -> int:
         """A number for a population call, the same at all of its shards; it rises."""
-        self._steps += 1
-        return self._steps
+        self.steps += 1
+        return self.steps
 
     def _key(self, by: CallTask | PlainCall | None) -> list[Any]:
         """What makes a call to an environment the same when it is made again.
@@ -329,6 +332,8 @@ class Caller:
         if by is not None:
             options["chains"] = [chain_of(by)]
             options["agent"] = True
+            if (finished := by.group.shard.finished) is not None:
+                finished.mix([by.index])
 
         def make(part: slice) -> list[OpenCall]:
             if answers.cancelled():

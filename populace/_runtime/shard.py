@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from populace._random import round_key, stream_key
 from populace._runtime.driver import CallTask, here
+from populace._runtime.finished import Finished
 from populace._runtime.flow import Account, Answered
 from populace._runtime.reduce import Partial
 from populace.agent import Agent
@@ -239,6 +240,8 @@ class Shard:
         """Of single agents: the class, by import path and folder."""
         self.listeners: list[list[Any]] = []
         """What its agents listen to: index, and arguments of ``Worker.listen``."""
+        self.finished = Finished(self, worker.life) if worker.by_call else None
+        """Calls that were finished in this round, where they are written down one by one."""
         self.changed = True
         """Whether anything was done here since its state was last written down."""
         self.replaying = False
@@ -328,6 +331,9 @@ class Shard:
         if group.method == CREATE:
             self._create(group, start, stop)
             return
+        positions: Sequence[int] = range(start, stop)
+        if self.finished is not None and self.finished.knows:
+            positions = self.finished.answered(group, positions)
         function = self._method(self.cls, group.method) if self.cls is not None else None
         if (profile := self.worker.profile) is not None and function is not None:
             function = profile.timed(function)
@@ -342,7 +348,7 @@ class Shard:
         if simple and group.references and contains_placeholder(shared):
             simple = False
         here.group = group if simple else None
-        for position in range(start, stop):
+        for position in positions:
             index = group.indexes[position]
             if cancelled and position in cancelled:
                 continue

@@ -85,6 +85,7 @@ class Stage(Shard):
 
     def __init__(self, worker: Worker, path: str, cls: type[Environment], epoch: int) -> None:
         super().__init__(worker, f"@{path}", f"@{path}", cls, 0, 1)
+        self.finished = None  # it has a journal
         self.path = path
         self.kind = cls
         self.epoch = epoch

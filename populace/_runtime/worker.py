@@ -108,6 +108,9 @@ class Worker:
         self.id = assignment.worker
         self.run = assignment.run
         self.life = assignment.life
+        self.by_call = assignment.by_call
+        """Whether finished calls are written down one by one."""
+        self._again = assignment.recall
         self.scope = subjects.scope(assignment.run, assignment.life)
         """What this life's processes call one another under."""
         self.seed = assignment.seed
@@ -211,6 +214,9 @@ class Worker:
             data = await self._states.read(request.shard, request.saved)
             shard.listeners = unpack_shard(shard, data, self._load_agent)
             shard.changed = False
+            if shard.finished is not None:
+                for number in self._again:
+                    await shard.finished.read(number)
         self._shards[request.shard] = shard
         await self._listen_for_calls(shard)
         for index, *arguments in shard.listeners:
@@ -250,6 +256,9 @@ class Worker:
             await asyncio.sleep(_LOOK_AGAIN)
             if time.monotonic() > until:
                 break
+        for shard in shards:
+            if shard.finished is not None:
+                shard.finished.forget()
         saved = ShardsSaved(unquiet=sum(not shard.quiet for shard in shards))
         for shard in shards:
             try:
@@ -378,6 +387,8 @@ class Worker:
                 described = [type(error).__name__, str(error), ""]
                 self._outbox.send(caller, [batch.REFUSED, [[columns[0], described]]])
             return
+        if shard.finished is not None and "agent" in group.options:
+            shard.finished.mix(group.indexes)
         key = (caller, group.number)
         if key in self._open or key in self._finished:
             return  # it was sent twice, since the connection broke
@@ -439,6 +450,8 @@ class Worker:
             if positions and group.caller:
                 if isinstance(group.shard, Stage):
                     self._deliver_later(group.shard, group, positions, values, errors)
+                elif self.by_call and "step" in group.options and "agent" not in group.options:
+                    self._deliver_written(group, positions, values, errors)
                 else:
                     self._deliver(group, positions, values, errors)
             if group.ordered and positions:
@@ -490,6 +503,38 @@ class Worker:
             self.dirty(group)
 
         stage.commit(journalled)
+
+    def _deliver_written(
+        self, group: Group, positions: list[int], values: list[Any], errors: list[Any]
+    ) -> None:
+        """The same, once it is written down that these calls are finished."""
+        group.storing += 1
+        if group.unwritten is None:
+            group.unwritten = set()
+        group.unwritten.update(positions)
+        costs, group.costs = group.costs, []
+        seconds, group.seconds = group.seconds, []
+        tokens, group.tokens_new = group.tokens_new, 0
+
+        async def write() -> None:
+            assert group.shard.finished is not None
+            try:
+                await group.shard.finished.write(group, positions, values, errors, costs, seconds)
+            finally:
+                group.storing -= 1
+                assert group.unwritten is not None
+                group.unwritten.difference_update(positions)
+                # As they were when these answers came; what came since waits in them.
+                later = group.costs, group.seconds, group.tokens_new
+                group.costs, group.seconds, group.tokens_new = costs, seconds, tokens
+                self._deliver(group, positions, values, errors)
+                group.costs, group.seconds = later[0], later[1]
+                group.tokens_new += later[2]
+                self.dirty(group)
+
+        task = asyncio.ensure_future(write())
+        self._storing.add(task)
+        task.add_done_callback(self._storing.discard)
 
     def abandon(self, stage: Stage, reason: str) -> None:
         """An environment can't go on here: where that helps, its process makes room for another."""
@@ -587,6 +632,8 @@ class Worker:
         options: dict[str, Any] = {"round": event.round, "storm": event.storm}
         if isinstance(shard, Stage):  # it hears of each event once
             options["keys"] = [[event.by, f"{event.path}>{method}", event.number]]
+        if shard.finished is not None:
+            shard.finished.mix([index])
         fields = [0, method, [[batch.SHARED, event]], {}, [index, index + 1], options]
         group = Group(shard, self._internal, fields, 0)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -270,6 +270,7 @@ class Run:
             profile=spec.profile,
             life=life,
             replay=spec.replay,
+            by_call=spec.durability == "call",
             durable=self._may_go_on,
             recall=[first, first + 1] if life > 1 and first == 0 else [first] if life > 1 else [],
         ) as world:
@@ -299,7 +300,7 @@ class Run:
                 world, scenario, self._tell, results_format=spec.results_format or "msgpack"
             )
             player.strict = spec.replay is not None and spec.replay.strict
-            player.must_commit = spec.durability == "round"
+            player.must_commit = spec.durability in ("round", "call")
             commits = Commits(world, scenario) if self._may_go_on else None
             try:
                 await player.play(commits, commit)

@@ -12,10 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from services.recorder.events import EventTable
 from services.recorder.tables import RunFolder
 from shared.bus import Consumer, Delivery
 from shared.codec import CONTENT_TYPE, JSON_TYPE, from_public
-from shared.errors import BusError, RemoteError
+from shared.errors import BusError, CodecError, RemoteError
 from shared.ids import is_token
 from shared.logs import get_logger
 from shared.messages.scenario import ControlReply, ControlRequest, Status
@@ -101,7 +102,8 @@ class RunRecorder:
     async def _finish(self, run: str, folder: RunFolder, life: int | None) -> None:
         del self._folders[run]
         try:
-            manifest = await asyncio.to_thread(folder.finish)
+            events = await self._events_of(run) if folder.wants_events else None
+            manifest = await asyncio.to_thread(folder.finish, events)
         except OSError as error:
             # It is tried again until there is room; who waits for the run need not wait as long.
             reason = f"{error}; it is tried again until that is mended"
@@ -117,6 +119,21 @@ class RunRecorder:
             _log.error("records are missing", run=run, count=manifest["missing"])
         _log.info("run recorded", run=run, rows=folder.rows_written, folder=str(folder.path))
         await self._tell(run, folder.path, folder.rows_written, life=life)
+
+    async def _events_of(self, run: str) -> EventTable:
+        """What the run's environments told.
+
+        Raises:
+            BusError: it can't be read.
+        """
+        events = EventTable(run)
+        pattern = self._subjects.env_event(run, "*", ">")
+        async for message in self._bus.read(self._subjects.stream_events, (pattern,)):
+            try:
+                events.add(from_public(message.data))
+            except (CodecError, KeyError, TypeError, ValueError) as error:
+                _log.error("an event can't be read", subject=message.subject, error=str(error))
+        return events
 
     async def _tell(
         self,

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from services.recorder.events import EventTable
 from shared.errors import CodecError
 from shared.messages.scenario import RoundRow, Status
 
@@ -256,13 +257,23 @@ class RunFolder:
         self._columns = [[] for _ in SCHEMA]
         self.rows_written += count
 
-    def finish(self) -> dict[str, Any]:
+    @property
+    def wants_events(self) -> bool:
+        """Whether the scenario asks for its environments' events."""
+        accepted = self._statuses.get("accepted")
+        return bool(accepted and (accepted.scenario or {}).get("record_events"))
+
+    def finish(self, events: EventTable | None = None) -> dict[str, Any]:
         """Write all files; returns the manifest."""
         self.flush()
         self._merge()
         rounds = [self._rounds[n].model_dump() for n in sorted(self._rounds)]
         self._write_json("rounds.json", rounds)
         manifest = self._manifest(len(rounds))
+        if events is not None:
+            events.write(self.path / "events.parquet")
+            manifest["events"] = events.count
+            manifest["events_missing"] = events.missing
         self._write_json("manifest.json", manifest)
         shutil.rmtree(self._parts)
         return manifest

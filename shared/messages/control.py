@@ -50,6 +50,8 @@ class AcquireWorkers(BaseModel):
     """Whether to measure where time goes."""
     recall: list[int] = Field(default_factory=list)
     """Rounds that may have been played in part before: answers of models may be there."""
+    by_call: bool = False
+    """Whether each finished call is written down."""
     replay: ReplaySpec | None = None
     """The run whose kept answers are given instead of asking models."""
     isolated: bool = False
@@ -87,6 +89,7 @@ class Assignment(BaseModel):
     run: str
     life: int = 1
     recall: list[int] = Field(default_factory=list)
+    by_call: bool = False
     replay: ReplaySpec | None = None
     seed: int = 0
     folders: list[str] = Field(default_factory=list)

@@ -218,9 +218,10 @@ class Budget(Strict):
 
 CacheMode = Literal["off", "read-write", "replay"]
 
-Durability = Literal["none", "round"]
+Durability = Literal["none", "round", "call"]
 """What is kept of a run for the case of a crash: nothing, so that what a lost process held fails;
-or the state at the end of each round, from which it is taken up again."""
+the state at the end of each round, from which it is taken up again; or that and each finished call,
+so that agents do nothing again who had to do with the scenario and models alone."""
 
 
 class AgentsSpec(Strict):
@@ -277,6 +278,8 @@ class ScenarioSpec(Strict):
     durability: Durability | None = None
     """What a crash of any process may cost: see ``docs/durability.md``. Default: "round", unless an
     agent or the scenario holds what can't be written down."""
+    record_events: bool = False
+    """Whether the events of environments are written to the run's folder."""
     profile: bool = False
     """Whether to measure where the run's time goes; costs a few per cent itself."""
     call_timeout: float | None = Field(default=None, gt=0)

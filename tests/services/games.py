@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from populace import Agent, Environment, Failure, Scenario, readonly
+from populace import Agent, Environment, Failure, Scenario, event, readonly
 
 
 class Member(Agent):
@@ -199,3 +199,64 @@ class Suicidal(Scenario):
 
     async def round(self, n: int) -> None:
         await self.people.act(n)
+
+
+class Clock(Agent):
+    """What it answers can't be had again."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    async def look(self) -> float:
+        await self.sleep(0.02 * self.number)
+        self.seen.append(time.time())
+        return self.seen[-1]
+
+    async def ask_neighbour(self) -> float:
+        await self.sleep(0.01 * self.number)
+        if self.number % 2:
+            return await self.agents[self.number - 1].last()
+        return self.seen[-1]
+
+    def last(self) -> float:
+        return self.seen[-1]
+
+    def all(self) -> list[float]:
+        return self.seen
+
+
+class Clocks(Scenario):
+    async def setup(self) -> None:
+        self.clocks = await self.population(Clock, name="clocks")
+
+    async def round(self, n: int) -> None:
+        first = await self.clocks.look()
+        if n == 1:
+            return
+        await self.clocks.ask_neighbour()
+        seen = await self.clocks.options(record=False).all()
+        self.record(
+            once=all(len(times) == n for times in seen.values),
+            same=[times[-1] for times in seen.values] == list(first.values),
+        )
+
+
+class Tower(Environment):
+    @event
+    def ring(self, times: int) -> None:
+        pass
+
+
+class Ringer(Agent):
+    async def pull(self, n: int) -> int:
+        await self.environment("tower").ring(n)
+        return n
+
+
+class Bell(Scenario):
+    async def setup(self) -> None:
+        await self.environment(Tower, "tower")
+        self.ringers = await self.population(Ringer)
+
+    async def round(self, n: int) -> None:
+        await self.ringers.pull(n)

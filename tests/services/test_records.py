@@ -17,6 +17,7 @@ from populace.cli.sweeping import Sweep, table
 from populace.errors import ScenarioError
 from populace.recorded import RecordedRun, compare, results
 from populace.sweep import read_sweep
+from services.recorder.events import EventTable
 from shared.bus import NatsBus
 from shared.errors import InvalidInputError
 from shared.messages.scenario import ReplaySpec
@@ -141,6 +142,32 @@ async def test_a_changed_prompt_is_named(
     more = await play_again(services, bus, first.run, strict=False, rounds=3)
     assert more.state == "failed"  # nobody has an answer in the third round
     assert "was never asked" in more.reason
+
+
+async def test_events_are_recorded_where_that_is_asked_for(services: Services) -> None:
+    import pyarrow.parquet as pq
+
+    fields = game(scenario="games:Bell", agents={"count": 5}, rounds=3, record_events=True)
+    outcome = await play(services, fields)
+    assert outcome.state == "finished", outcome.reason
+    folder = services.runs / outcome.run
+    rows = pq.read_table(folder / "events.parquet").to_pylist()
+    assert [row["number"] for row in rows] == list(range(1, 16))
+    assert {row["name"] for row in rows} == {"ring"}
+    assert [row["round"] for row in rows] == [n for n in (1, 2, 3) for _ in range(5)]
+    assert sorted(row["by"] for row in rows[:5]) == [f"ringer/{i}" for i in range(5)]
+    assert json.loads(rows[0]["arguments"]) == {"times": 1}
+    manifest = recorded(services, outcome.run).manifest
+    assert (manifest["events"], manifest["events_missing"]) == (15, 0)
+
+
+def test_events_of_a_round_that_was_played_again() -> None:
+    events = EventTable("r")
+    told = {"path": "p", "name": "n", "by": "", "arguments": {}, "value": None}
+    for number, round_number in ((1, 1), (2, 2), (3, 2), (4, 2), (2, 2), (3, 2), (5, 2)):
+        events.add({**told, "number": number, "round": round_number})
+    assert events.count == 4
+    assert events.missing == 1  # the fourth is gone
 
 
 async def test_a_run_is_deleted(services: Services, bus: NatsBus, endpoint: Endpoint) -> None:

@@ -21,7 +21,8 @@ from aiohttp import web
 
 from benchmarks.installation import Installation
 from populace.cli.runs import Outcome, control, find_run, follow, manage, submit
-from shared.bus import NatsBus
+from shared.bus import Message, NatsBus
+from shared.codec import from_public
 from shared.errors import InvalidInputError
 from shared.messages.scenario import ManageRequest, RunInfo, ScenarioSpec
 from tests.conftest import unique, wait_until
@@ -359,6 +360,49 @@ async def test_nothing_is_kept_where_that_is_asked_for(
     assert outcome.rows[2].failures == {"worker_lost": 150}
     with pytest.raises(InvalidInputError, match="durability: none"):
         await resume(bus, installation, run, rounds=5)
+
+
+@pytest.mark.parametrize("durability", ["call", "round"])
+async def test_what_agents_have_finished_is_not_done_again(
+    installation: Installation, bus: NatsBus, durability: str
+) -> None:
+    """With "call": an answer that was given stays, though it can't be had again."""
+    fields: dict[str, Any] = {
+        "name": "clocks",
+        "scenario": "games:Clocks",
+        "folder": GAMES,
+        "rounds": 2,
+        "agents": {"count": 80, "workers": 2},
+        "models": {"default": {"backend": "scripted"}},
+        "durability": durability,
+        "run": unique("r"),
+    }
+    told: list[dict[str, Any]] = []
+
+    def take(message: Message) -> None:
+        told.append(from_public(message.data, message.header("content-type")))
+
+    subjects = installation.settings().subjects
+    listening = await bus.subscribe(subjects.run_results(fields["run"], 2), take)
+    run = await start(bus, installation, fields)
+
+    def answers(life: int) -> dict[int, float]:
+        found: dict[int, float] = {}
+        for batch in told:
+            if batch["life"] == life and batch["method"] == "look":
+                found.update(zip(batch["agents"], batch["values"], strict=True))
+        return found
+
+    await wait_until(lambda: len(answers(1)) > 20, 60, "the first answers")
+    await a_worker(installation, bus, run)
+    outcome = await watch(bus, installation, run)
+    await listening.unsubscribe()
+    assert (outcome.state, outcome.reason) == ("finished", "")
+    assert outcome.rows[1].values == {"once": True, "same": True}
+    before, after = answers(1), answers(2)
+    assert len(after) == 80
+    kept = {agent for agent, value in before.items() if after[agent] == value}
+    assert kept == (set(before) if durability == "call" else set())
 
 
 async def test_what_cannot_be_written_down(installation: Installation, bus: NatsBus) -> None:

@@ -1,0 +1,80 @@
+"""Events of a run's environments as a table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+SCHEMA = pa.schema(
+    [
+        pa.field("run", pa.string()),
+        pa.field("path", pa.string()),
+        pa.field("name", pa.string()),
+        pa.field("round", pa.int32()),
+        pa.field("number", pa.int64()),
+        pa.field("by", pa.string()),
+        pa.field("arguments", pa.string()),
+        pa.field("value", pa.string()),
+    ]
+)
+"""``number``: counts an environment's events, from 1. ``by``: the agent whose call led to it."""
+
+
+class EventTable:
+    """Collects events; of one that was told again, in a round that was played again, the last counts.
+
+    Args:
+        run: the run's name.
+    """
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._by_path: dict[str, dict[int, tuple[Any, ...]]] = {}
+
+    def add(self, told: dict[str, Any]) -> None:
+        """Take an event as the stream holds it."""
+        path, number = str(told["path"]), int(told["number"])
+        events = self._by_path.setdefault(path, {})
+        if events.pop(number, None) is not None:
+            # What followed when this was told first did not happen.
+            for later in [n for n in events if n > number]:
+                del events[later]
+        events[number] = (
+            self._run,
+            path,
+            str(told["name"]),
+            int(told["round"]),
+            number,
+            str(told["by"]) or None,
+            json.dumps(told["arguments"], ensure_ascii=False),
+            json.dumps(told["value"], ensure_ascii=False),
+        )
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return sum(map(len, self._by_path.values()))
+
+    @property
+    def missing(self) -> int:
+        """How many were told, and were gone from the stream before they could be read."""
+        return sum(max(events) - len(events) for events in self._by_path.values() if events)
+
+    def write(self, path: Path) -> None:
+        """Write them, by environment and number."""
+        rows = [
+            events[number]
+            for _, events in sorted(self._by_path.items())
+            for number in sorted(events)
+        ]
+        columns = list(zip(*rows, strict=True)) if rows else [[] for _ in SCHEMA]
+        table = pa.table(
+            [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
+        )
+        draft = path.with_suffix(".tmp")
+        pq.write_table(table, draft, compression="zstd")
+        draft.rename(path)
