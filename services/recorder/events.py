@@ -25,7 +25,7 @@ SCHEMA = pa.schema(
 
 
 class EventTable:
-    """Collects events; of one that was told again, in a round that was played again, the last counts.
+    """Collects events; of one that is told again as its round is played again, the last counts.
 
     Args:
         run: the run's name.
@@ -71,7 +71,7 @@ class EventTable:
             for _, events in sorted(self._by_path.items())
             for number in sorted(events)
         ]
-        columns = list(zip(*rows, strict=True)) if rows else [[] for _ in SCHEMA]
+        columns: list[Any] = list(zip(*rows, strict=True)) if rows else [[] for _ in SCHEMA]
         table = pa.table(
             [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
         )
