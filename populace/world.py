@@ -156,6 +156,7 @@ class World:
         recall: list[int],
         replay: ReplaySpec | None,
         by_call: bool,
+        record_messages: bool,
     ) -> None:
         await self._caller.start()
         await ensure_streams(self._bus, self._subjects)
@@ -183,6 +184,7 @@ class World:
             recall=recall,
             replay=replay,
             by_call=by_call,
+            record_messages=record_messages,
             count=1,
             seed=self.seed,
             folders=folders,
@@ -744,6 +746,7 @@ async def open_world(
     recall: list[int] | None = None,
     replay: ReplaySpec | None = None,
     by_call: bool = False,
+    record_messages: bool = False,
 ) -> AsyncIterator[World]:
     """A world for a run of a given name; what the director uses. See ``connect``."""
     bus = await NatsBus.connect(settings, url, process=new_id("owner"))
@@ -766,6 +769,7 @@ async def open_world(
             recall or [],
             replay,
             by_call,
+            record_messages,
         )
         yield world
     finally:

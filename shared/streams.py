@@ -35,7 +35,7 @@ def runs_stream(subjects: Subjects) -> StreamSpec:
     """Keeps status and results of runs; the oldest go first beyond 2 GB or a week."""
     return StreamSpec(
         subjects.stream_runs,
-        (subjects.run_status(), subjects.run_results("*")),
+        (subjects.run_status(), subjects.run_results("*"), subjects.run_messages("*")),
         max_bytes=2 << 30,
         max_age=7 * 86400.0,
         description="Status and results of runs",

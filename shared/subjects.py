@@ -61,6 +61,10 @@ class Subjects:
         """Batches of records of one round. Captured by a stream."""
         return f"{self.prefix}.run.{run}.results.{round_number}"
 
+    def run_messages(self, run: str, round_number: int | str = "*") -> str:
+        """Batches of what agents said to one another, of runs that record it. In a stream."""
+        return f"{self.prefix}.run.{run}.messages.{round_number}"
+
     def run_call(self, scope: str, shard: str) -> str:
         """Batches of calls to the agents of one shard, or to one environment (``@path``)."""
         if shard[0] == ENVIRONMENT:

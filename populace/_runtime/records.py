@@ -53,6 +53,24 @@ class Recorder:
         async with self._slots:
             await self._store(columns)
 
+    async def store_messages(self, columns: dict[str, Any]) -> None:
+        """Store a batch of messages between agents; one that can't be is lost, with a word."""
+        subject = self._subjects.run_messages(self._run, columns["round"])
+        lists = ("senders", "receivers", "arguments", "values", "errors")
+        data = pack_plain(columns)
+        if len(data) > self._bus.max_payload and len(columns["senders"]) > 1:
+            half = len(columns["senders"]) // 2
+            for name, cut in (("a", slice(0, half)), ("b", slice(half, None))):
+                part = {key: columns[key][cut] for key in lists}
+                await self.store_messages({**columns, **part, "batch": columns["batch"] + name})
+            return
+        name = f"{self._run}/messages/{columns['batch']}"
+        try:
+            async with self._slots:
+                await append_patiently(self._bus, subject, data, headers={}, message_id=name)
+        except BusError as error:
+            _log.error("messages are not recorded", batch=columns["batch"], error=str(error))
+
     async def _store(self, columns: dict[str, Any]) -> None:
         data = to_json(columns) if self._as_json else pack_plain(columns)
         if len(data) > self._bus.max_payload:

@@ -111,6 +111,7 @@ class Worker:
         self.by_call = assignment.by_call
         """Whether finished calls are written down one by one."""
         self._again = assignment.recall
+        self._messages = assignment.record_messages
         self.scope = subjects.scope(assignment.run, assignment.life)
         """What this life's processes call one another under."""
         self.seed = assignment.seed
@@ -470,6 +471,8 @@ class Worker:
         self, group: Group, positions: list[int], values: list[Any], errors: list[Any]
     ) -> None:
         """Send, keep, record or summarise answers."""
+        if self._messages and "agent" in group.options:
+            self._record_messages(group, positions, values, errors)
         if group.partial is not None or group.record is not None:
             _sort_out_unusable(group, values, errors)
         row: list[Any] | None = None
@@ -783,6 +786,28 @@ class Worker:
         self._storing.add(task)
         task.add_done_callback(self._storing.discard)
 
+    def _record_messages(
+        self, group: Group, positions: list[int], values: list[Any], errors: list[Any]
+    ) -> None:
+        """Have what agents said to one another stored, beside the answers themselves."""
+        failed = {place: str(error[0]) for place, error in errors}
+        arguments = [group.arguments(position) for position in positions]
+        columns = {
+            "run": self.run,
+            "round": group.round,
+            "life": self.life,
+            "batch": f"{self.life}/{group.shard.id}/{group.caller}/{group.number}/{group.done}",
+            "method": group.method,
+            "senders": [_sender(group, position) for position in positions],
+            "receivers": [group.shard.agent_name(group.indexes[p]) for p in positions],
+            "arguments": [[_shown(a) for a in args] + [_shown(k)] for args, k in arguments],
+            "values": [_shown(value) for value in values],
+            "errors": [failed.get(place) for place in range(len(positions))],
+        }
+        task = asyncio.ensure_future(self._recorder.store_messages(columns))
+        self._storing.add(task)
+        task.add_done_callback(self._storing.discard)
+
     async def _store(self, group: Group, columns: dict[str, Any], row: list[Any] | None) -> None:
         began = time.monotonic()
         try:
@@ -892,6 +917,22 @@ class Worker:
                 "",
             ]
             self._outbox.send(inbox, [batch.REFUSED, [[n, described] for n in missing]])
+
+
+def _sender(group: Group, position: int) -> str | None:
+    """Whose call it is, as far as that is known: who does not wait for an answer is no link."""
+    chain = group.chain(position)
+    if chain:
+        return str(chain[-1][2]).rpartition(".")[0] or str(chain[-1][2])
+    return None if group.keys is None else str(group.keys[position][0])
+
+
+def _shown(value: Any) -> Any:
+    """A value as others can read it; what has no plain form is named by its type."""
+    try:
+        return plain(value)
+    except CodecError:
+        return f"<{type(value).__name__}>"
 
 
 def _sort_out_unusable(group: Group, values: list[Any], errors: list[Any]) -> None:

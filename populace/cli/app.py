@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -595,5 +596,7 @@ def _write_csv(recorded: RecordedRun, path: Path) -> None:
         else:
             csv.write_csv(recorded.to_arrow(), path)
             typer.echo(f"{path}: {recorded.to_arrow().num_rows:,} answers")
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         raise InvalidInputError(f"the answers can't be written to {path}: {error}") from None

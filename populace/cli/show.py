@@ -339,7 +339,7 @@ def show_manifest(manifest: dict[str, Any]) -> None:
     for name, value in manifest.items():
         shown = json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else value
         if shown not in (None, "", "{}", "[]"):
-            out.print(f"{name + ':':<16}{shown}", markup=False, soft_wrap=True)
+            out.print(f"{name + ':':<18}{shown}", markup=False, soft_wrap=True)
 
 
 def show_comparison(first: str, second: str, found: Comparison) -> None:

@@ -12,12 +12,16 @@ import hashlib
 import json
 import os
 import platform
+import shutil
+import subprocess
 import sys
 import threading
 import traceback
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil
 from pydantic import BaseModel
 
 from populace.commits import Commit, Commits, last_commit
@@ -55,6 +59,7 @@ _CHECK_WITHIN = 90.0
 _MODEL_SERVICE_WITHIN = 15.0
 
 
+_PACKAGES = ("nats-py", "msgpack", "pydantic", "aiohttp", "pyarrow")
 _MOST_LIVES = 5
 """Times that a run is taken up again from the same round, until it is paused."""
 _ENDS: dict[str, tuple[RunState, str]] = {
@@ -93,6 +98,8 @@ class Run:
         self._progressed = False
         """Whether this life has finished a round."""
         self._lost: list[str] = []
+        self._reported: dict[str, dict[str, Any]] = {}
+        """What endpoints say of themselves, by model."""
         self._contexts: dict[str, int] = {}
         """What endpoints say that they can take, by model."""
 
@@ -271,10 +278,15 @@ class Run:
             life=life,
             replay=spec.replay,
             by_call=spec.durability == "call",
+            record_messages=spec.record_messages,
             durable=self._may_go_on,
             recall=[first, first + 1] if life > 1 and first == 0 else [first] if life > 1 else [],
         ) as world:
-            self._manifest = {**self._manifest, **self._describe(world)}
+            self._manifest = {
+                **self._manifest,
+                **self._describe(world),
+                "code": await asyncio.to_thread(_code_versions, cls),
+            }
             settle_collector()
             await self._tell(
                 Status(
@@ -351,6 +363,7 @@ class Run:
                 raise ScenarioError(f"models.{name}: no model service answers ({error})") from None
             if not checked.ok:
                 raise ScenarioError(f"models.{name}: {checked.error}")
+            self._reported[name] = checked.details
             context = checked.details.get("context")
             if spec.context is None and isinstance(context, int):
                 # For the agents' side, which sums memories up; the pool's name must not change.
@@ -370,12 +383,52 @@ class Run:
             "seed": self._spec.seed,
             "life": self._info.life,
             **({} if self._spec.replay is None else {"replay": self._spec.replay.model_dump()}),
-            "versions": {"populace": __version__, "python": platform.python_version()},
+            "versions": {
+                "populace": __version__,
+                "python": platform.python_version(),
+                **{name: version(name) for name in _PACKAGES},
+            },
+            "machine": {
+                "name": self._settings.host,
+                "system": platform.platform(),
+                "cores": self._settings.cores,
+                "memory": psutil.virtual_memory().total,
+            },
+            "models": {
+                name: {
+                    **spec.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
+                    "reported": self._reported.get(name, {}),
+                }
+                for name, spec in self._spec.models.items()
+            },
             "workers": workers,
             "scripted": sorted(
                 name for name, m in self._spec.models.items() if m.backend == "scripted"
             ),
         }
+
+
+def _code_versions(cls: type[Scenario]) -> dict[str, str]:
+    """Which code is played: the hash of the scenario's module, and its Git commit, if any."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    if file is None:
+        return {}
+    found = {"module_sha256": hashlib.sha256(Path(file).read_bytes()).hexdigest()}
+    commit = _git_commit(Path(file).resolve().parent)
+    return {**found, "git_commit": commit} if commit else found
+
+
+def _git_commit(folder: Path) -> str:
+    """The commit that is checked out in a folder; empty if it isn't in a repository."""
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    asked = [git, "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True)
+    except (subprocess.SubprocessError, OSError):
+        return ""
+    return told.stdout.strip()
 
 
 def _described(error: Exception) -> str:

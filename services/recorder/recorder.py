@@ -67,6 +67,8 @@ class RunRecorder:
             content = from_public(delivery.data, kind)
             if delivery.subject == self._subjects.run_status(run):
                 await self._take_status(Status.model_validate(content))
+            elif delivery.subject.startswith(self._subjects.run_messages(run, "")):
+                self._folder(run).add_messages(content)
             else:
                 self._folder(run).add(content)
         except (BusError, OSError):

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from services.recorder.events import EventTable
+from services.recorder.messages import MessageTable
 from shared.errors import CodecError
 from shared.messages.scenario import RoundRow, Status
 
@@ -74,6 +75,7 @@ class RunFolder:
         self.late = 0
         """Records of an earlier life that came when another had begun, and were left out."""
         self._life = 1
+        self._messages = MessageTable(path, run)
         self._columns: list[list[Any]] = [[] for _ in SCHEMA]
         self._personas: dict[str, list[Any]] = {}
         """Attributes of the agents' personas, beside the columns."""
@@ -124,6 +126,7 @@ class RunFolder:
         """
         self._life = max(self._life, life)
         self.flush()
+        self._messages.restore(round_number)
         for file in sorted(self._parts.glob("*.parquet")):
             table = pq.read_table(file)
             kept = table.filter(pc.field("round") <= round_number)
@@ -138,7 +141,7 @@ class RunFolder:
     @property
     def waiting(self) -> int:
         """Rows that are not on disk yet."""
-        return len(self._columns[0])
+        return len(self._columns[0]) + self._messages.waiting
 
     def add_status(self, status: Status) -> None:
         """Take a status event."""
@@ -171,6 +174,15 @@ class RunFolder:
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise CodecError(f"a batch of records has the wrong shape: {error!r}") from None
 
+    def add_messages(self, told: dict[str, Any]) -> None:
+        """Take a batch of messages between agents.
+
+        Raises:
+            CodecError: it hasn't the columns of one.
+        """
+        if int(told.get("life", 1)) >= self._life:
+            self._messages.add(told)
+
     def _add(self, record: dict[str, Any]) -> None:
         if int(record["life"]) < self._life:
             self.late += len(record["agents"])
@@ -191,7 +203,7 @@ class RunFolder:
             if len(cells) != len(agents):
                 raise ValueError(f"the persona column {name!r} has another length")
             if name not in self._personas:
-                self._personas[name] = [None] * self.waiting
+                self._personas[name] = [None] * len(self._columns[0])
         key = (round_number, population, method, call)
         lengths = {len(c) for c in (agents, values, tokens, tokens_out, models, seconds)}
         if len(lengths) > 1:
@@ -240,7 +252,8 @@ class RunFolder:
 
     def flush(self) -> None:
         """Write what waits as a part of its own."""
-        count = self.waiting
+        self._messages.flush()
+        count = len(self._columns[0])
         if not count:
             return
         table = pa.table(
@@ -270,6 +283,9 @@ class RunFolder:
         rounds = [self._rounds[n].model_dump() for n in sorted(self._rounds)]
         self._write_json("rounds.json", rounds)
         manifest = self._manifest(len(rounds))
+        messages = self._messages.finish()
+        if messages:
+            manifest["messages"] = messages
         if events is not None:
             events.write(self.path / "events.parquet")
             manifest["events"] = events.count

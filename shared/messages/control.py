@@ -52,6 +52,8 @@ class AcquireWorkers(BaseModel):
     """Rounds that may have been played in part before: answers of models may be there."""
     by_call: bool = False
     """Whether each finished call is written down."""
+    record_messages: bool = False
+    """Whether calls between agents go into the run's results."""
     replay: ReplaySpec | None = None
     """The run whose kept answers are given instead of asking models."""
     isolated: bool = False
@@ -90,6 +92,7 @@ class Assignment(BaseModel):
     life: int = 1
     recall: list[int] = Field(default_factory=list)
     by_call: bool = False
+    record_messages: bool = False
     replay: ReplaySpec | None = None
     seed: int = 0
     folders: list[str] = Field(default_factory=list)

@@ -280,6 +280,8 @@ class ScenarioSpec(Strict):
     agent or the scenario holds what can't be written down."""
     record_events: bool = False
     """Whether the events of environments are written to the run's folder."""
+    record_messages: bool = False
+    """Whether what agents say to one another, and to environments, is written there as well."""
     profile: bool = False
     """Whether to measure where the run's time goes; costs a few per cent itself."""
     call_timeout: float | None = Field(default=None, gt=0)

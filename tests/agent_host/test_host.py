@@ -119,6 +119,7 @@ async def test_a_host_stops_cleanly(own_broker: Callable[..., Broker], tmp_path:
     await bus.drain()
 
 
+@pytest.mark.slow
 async def test_workers_end_when_their_owner_is_gone(services: Services) -> None:
     """An owner that dies without a word stops renewing its lease."""
     world_context = open_world(
@@ -142,6 +143,7 @@ async def test_too_many_workers(services: Services) -> None:
             pass
 
 
+@pytest.mark.slow
 async def test_no_host(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     import populace.world
 

@@ -395,6 +395,7 @@ async def test_texts_belong_to_their_rows(crew: Any, endpoint: Endpoint) -> None
         await bus.drain()
 
 
+@pytest.mark.slow
 async def test_a_foreman_that_was_away_gives_way(crew: Any, endpoint: Endpoint) -> None:
     settings, start = crew
     endpoint.respond = talkative

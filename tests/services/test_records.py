@@ -144,10 +144,11 @@ async def test_a_changed_prompt_is_named(
     assert "was never asked" in more.reason
 
 
-async def test_events_are_recorded_where_that_is_asked_for(services: Services) -> None:
+async def test_events_and_messages_are_recorded_where_that_is_asked_for(services: Services) -> None:
     import pyarrow.parquet as pq
 
-    fields = game(scenario="games:Bell", agents={"count": 5}, rounds=3, record_events=True)
+    fields = game(scenario="games:Bell", agents={"count": 5}, rounds=3)
+    fields |= {"record_events": True, "record_messages": True}
     outcome = await play(services, fields)
     assert outcome.state == "finished", outcome.reason
     folder = services.runs / outcome.run
@@ -159,6 +160,15 @@ async def test_events_are_recorded_where_that_is_asked_for(services: Services) -
     assert json.loads(rows[0]["arguments"]) == {"times": 1}
     manifest = recorded(services, outcome.run).manifest
     assert (manifest["events"], manifest["events_missing"]) == (15, 0)
+    said = pq.read_table(folder / "messages.parquet").to_pylist()
+    assert manifest["messages"] == 15
+    assert sorted((row["round"], row["sender"]) for row in said) == [
+        (n, f"ringer/{i}") for n in (1, 2, 3) for i in range(5)
+    ]
+    assert {(row["receiver"], row["method"], row["error"]) for row in said} == {
+        ("tower", "ring", None)
+    }
+    assert json.loads(said[0]["arguments"]) == [said[0]["round"], {}]
 
 
 def test_events_of_a_round_that_was_played_again() -> None:

@@ -483,7 +483,7 @@ async def test_a_folder_that_cannot_be_written(
     name = unique("r")
     in_the_way = installation.runs / name
     in_the_way.touch()
-    await disturbed(bus, installation, endpoint, mend, at=0.01, run=name)
+    await disturbed(bus, installation, endpoint, mend, at=0.0, run=name)
 
 
 @pytest.fixture

@@ -263,6 +263,7 @@ async def test_cancelling_keeps_what_there_is(services: Services) -> None:
     await bus.drain()
 
 
+@pytest.mark.slow
 async def test_cancelling_code_that_blocks(services: Services, tmp_path: Path) -> None:
     settings = services.settings()
     bus = await NatsBus.connect(settings, services.broker.url)

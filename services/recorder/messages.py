@@ -1,0 +1,144 @@
+"""Messages between agents as a table: who called whom with what, and what came back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from shared.errors import CodecError
+
+SCHEMA = pa.schema(
+    [
+        pa.field("run", pa.string()),
+        pa.field("round", pa.int32()),
+        pa.field("sender", pa.string()),
+        pa.field("receiver", pa.string()),
+        pa.field("method", pa.string()),
+        pa.field("arguments", pa.string()),
+        pa.field("answer", pa.string()),
+        pa.field("error", pa.string()),
+        pa.field("batch", pa.string()),
+    ]
+)
+"""``sender`` and ``receiver``: agents by name, environments by path. ``sender`` is null where the
+caller did not wait for the answer. ``arguments`` (``[args, kwargs]``) and ``answer`` are JSON."""
+
+
+class MessageTable:
+    """Collects a run's messages in parts, as answers are collected.
+
+    Args:
+        path: the run's folder.
+        run: its name.
+    """
+
+    def __init__(self, path: Path, run: str) -> None:
+        self._path = path
+        self._run = run
+        self._parts = path / "messages.parts"
+        self._columns: list[list[Any]] = [[] for _ in SCHEMA]
+        self._seen: set[str] = set()
+        self._part = 0
+        merged = path / "messages.parquet"
+        if merged.exists() and not self._parts.exists():  # the run was over, and goes on
+            self._parts.mkdir()
+            merged.rename(self._parts / "000000.parquet")
+        for file in self._files():
+            self._part = max(self._part, int(file.stem))
+            self._seen.update(pq.read_table(file, columns=["batch"])["batch"].unique().to_pylist())
+
+    def _files(self) -> list[Path]:
+        return sorted(self._parts.glob("*.parquet"))
+
+    @property
+    def waiting(self) -> int:
+        """Rows that are not on disk yet."""
+        return len(self._columns[0])
+
+    def add(self, told: dict[str, Any]) -> None:
+        """Take a batch; one that came before is left out.
+
+        Raises:
+            CodecError: it hasn't the columns of one.
+        """
+        try:
+            batch, round_number, method = str(told["batch"]), int(told["round"]), told["method"]
+            if batch in self._seen:
+                return
+            rows = list(
+                zip(
+                    told["senders"],
+                    told["receivers"],
+                    told["arguments"],
+                    told["values"],
+                    told["errors"],
+                    strict=True,
+                )
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CodecError(f"a batch of messages has the wrong shape: {error!r}") from None
+        self._seen.add(batch)
+        for sender, receiver, arguments, value, failure in rows:
+            row = (
+                self._run,
+                round_number,
+                sender,
+                receiver,
+                str(method),
+                json.dumps(arguments, ensure_ascii=False),
+                None if failure else json.dumps(value, ensure_ascii=False),
+                failure,
+                batch,
+            )
+            for column, cell in zip(self._columns, row, strict=True):
+                column.append(cell)
+
+    def flush(self) -> None:
+        """Write what waits as a part of its own."""
+        if not self.waiting:
+            return
+        self._parts.mkdir(parents=True, exist_ok=True)
+        table = pa.table(
+            [pa.array(c, f.type) for c, f in zip(self._columns, SCHEMA, strict=True)],
+            schema=SCHEMA,
+        )
+        self._part += 1
+        _write(table, self._parts / f"{self._part:06d}.parquet")
+        self._columns = [[] for _ in SCHEMA]
+
+    def restore(self, round_number: int) -> None:
+        """Forget what is of later rounds than this one."""
+        self.flush()
+        for file in self._files():
+            table = pq.read_table(file)
+            kept = table.filter(pc.field("round") <= round_number)
+            if kept.num_rows < table.num_rows:
+                _write(kept, file)
+
+    def finish(self) -> int:
+        """Write ``messages.parquet`` if there are any; returns how many."""
+        self.flush()
+        count = 0
+        files = self._files()
+        if files:
+            draft = self._path / "messages.tmp"
+            with pq.ParquetWriter(draft, SCHEMA, compression="zstd") as writer:
+                for file in files:
+                    table = pq.read_table(file, schema=SCHEMA)
+                    count += table.num_rows
+                    writer.write_table(table)
+            draft.rename(self._path / "messages.parquet")
+            shutil.rmtree(self._parts)
+        return count
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    draft = path.with_suffix(".tmp")
+    pq.write_table(table, draft, compression="zstd")
+    draft.rename(path)
