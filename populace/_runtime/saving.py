@@ -119,7 +119,8 @@ def pack_shard(shard: Shard) -> bytes:
         deeds if any(deeds) else None,
         memories,
         shard.listeners,
-        _columns(agents) or [_ROWS, [_row(shard, i) for i in range(len(agents))]],
+        # Single agents are of a class each, which has to be kept beside them.
+        (shard.cls and _columns(agents)) or [_ROWS, [_row(shard, i) for i in range(len(agents))]],
     ]
     try:
         return codec.pack(row)

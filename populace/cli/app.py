@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
 from populace.cli import personas, records, show
 from populace.cli.runs import (
@@ -52,7 +53,8 @@ from shared.errors import (
     PopulaceError,
 )
 from shared.ids import check_token, new_id
-from shared.messages.scenario import ManageRequest, ReplaySpec, ScenarioSpec
+from shared.messages.scenario import Budget, ManageRequest, ReplaySpec, ScenarioSpec
+from shared.service import first_problem
 from shared.settings import Settings
 
 if TYPE_CHECKING:
@@ -322,12 +324,21 @@ def resume(
     rounds: Annotated[
         int | None, typer.Option(min=1, help="How many rounds the run is to have now.")
     ] = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--budget",
+            metavar="KEY=VALUE",
+            help="What the run may spend now, such as tokens=5000, with what it has spent before.",
+        ),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Don't follow the run.")] = False,
     as_json: Json = False,
 ) -> None:
     """Go on with a run that is paused, failed, cancelled, or (with --rounds) finished."""
     settings = quiet_settings()
     check_token(run, "the run's name")
+    may_spend = _budget(overrides_from(budget)) if budget else None
 
     async def work(bus: NatsBus) -> Outcome | None:
         info = await find_run(bus, settings, run)
@@ -335,11 +346,11 @@ def resume(
             raise InvalidInputError(f"there is no run named {run!r}; see 'populace runs'")
         life = info.life
         if info.state != "running":  # or a director has taken it up by itself
-            request = ManageRequest(run=run, action="resume", rounds=rounds)
+            request = ManageRequest(run=run, action="resume", rounds=rounds, budget=may_spend)
             await manage(bus, settings, request)
             life += 1
-        elif rounds is not None:
-            raise InvalidInputError(f"the run {run!r} is running; its rounds can't be changed now")
+        elif rounds is not None or may_spend is not None:
+            raise InvalidInputError(f"the run {run!r} is running; it can't be changed now")
         if detach:
             return None
         return await _watch(bus, settings, run, as_json, life=life if life > 1 else None)
@@ -349,6 +360,13 @@ def resume(
         typer.echo(f"{run}: resumed")
     else:
         _finish(outcome, as_json)
+
+
+def _budget(values: dict[str, Any]) -> Budget:
+    try:
+        return Budget.model_validate(values)
+    except ValidationError as error:
+        raise InvalidInputError(f"--budget: {first_problem(error)}") from None
 
 
 @app.command()

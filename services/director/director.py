@@ -14,6 +14,7 @@ import hashlib
 import os
 import signal
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +65,7 @@ _log = get_logger(__name__)
 
 _STOP_WITHIN = 15.0
 _CANCEL_WITHIN = 15.0
-_LOOK_EVERY = 1.5
+_LOOK_EVERY, _LOOK_SHARE = 1.5, 10
 _MOST_TRIES = 3
 
 
@@ -362,6 +363,7 @@ class Director:
         missed: dict[str, RunInfo] = {}
         bucket = None
         while True:
+            began = time.monotonic()
             try:
                 bucket = bucket or await self._bus.bucket(self._subjects.bucket_runs)
                 alone: dict[str, RunInfo] = {}
@@ -378,7 +380,8 @@ class Director:
             except Exception as error:  # whatever it was, runs must not be left alone
                 _log.warning("looking after runs starts anew", error=str(error))
                 bucket = None
-            await asyncio.sleep(_LOOK_EVERY)
+            # Where very many runs are on record, looking takes its time; it must not become all.
+            await asyncio.sleep(max(_LOOK_EVERY, _LOOK_SHARE * (time.monotonic() - began)))
 
     async def _adopt(self, info: RunInfo) -> None:
         spec = await read_spec(self._bus, self._subjects, info.run)
@@ -432,6 +435,8 @@ class Director:
             raise InvalidInputError(
                 f"nothing is kept of the run {request.run!r} to go on from; run its scenario again"
             )
+        if request.budget is not None:
+            spec.budget = request.budget
         await save_spec(self._bus, self._subjects, spec)
         self._tries.pop(request.run, None)
         if not await self._take_up(spec, info):

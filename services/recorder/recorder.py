@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from services.recorder.events import EventTable
-from services.recorder.tables import RunFolder
+from services.recorder.tables import RunFolder, reopen
 from shared.bus import Consumer, Delivery
 from shared.codec import CONTENT_TYPE, JSON_TYPE, from_public
 from shared.errors import BusError, CodecError, RemoteError
@@ -86,7 +86,7 @@ class RunRecorder:
         if delivery.subject == self._subjects.run_status(run):
             status = Status.model_validate_json(delivery.data)
             if status.kind == "restored":  # it was over, and goes on
-                (self._base / run / "manifest.json").unlink()
+                await asyncio.to_thread(reopen, self._base / run, run)
                 await self._take(delivery)
                 return
             if status.kind == "ended":  # and perhaps "recorded" was never told

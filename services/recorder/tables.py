@@ -90,11 +90,6 @@ class RunFolder:
 
     def _restore(self) -> None:
         """Take up what a recorder before this one had written."""
-        merged = self.path / "answers.parquet"
-        first = self._parts / "000000.parquet"
-        if merged.exists() and not any(self._parts.iterdir()):
-            # The run was over, and goes on.
-            merged.rename(first)
         self._read_parts()
         notes = self._parts / "statuses.jsonl"
         if notes.exists():
@@ -343,6 +338,33 @@ class RunFolder:
         draft = self.path / f"{name}.tmp"
         draft.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
         draft.rename(self.path / name)
+
+
+def reopen(path: Path, run: str) -> None:
+    """Make a run's folder one of a run that is under way: it was over, and goes on.
+
+    Cut short, it can be done again.
+    """
+    manifest = json.loads((path / "manifest.json").read_text())
+    rows = json.loads((path / "rounds.json").read_text())
+    parts = path / "answers.parts"
+    parts.mkdir(exist_ok=True)
+    if (path / "answers.parquet").exists():
+        (path / "answers.parquet").rename(parts / "000000.parquet")
+    told = [
+        Status(
+            kind="accepted",
+            run=run,
+            name=manifest["name"],
+            time=manifest["accepted"] or 0.0,
+            scenario=manifest["scenario"],
+        ),
+        Status(kind="started", run=run, time=manifest["started"] or 0.0),
+        *(Status(kind="round_finished", run=run, row=RoundRow.model_validate(r)) for r in rows),
+    ]
+    lines = [status.model_dump_json(exclude_none=True) + "\n" for status in told]
+    (parts / "statuses.jsonl").write_text("".join(lines))
+    (path / "manifest.json").unlink()
 
 
 def _persona_field(name: str, table: pa.Table) -> str:

@@ -446,6 +446,8 @@ class ManageRequest(Strict):
     action: Literal["resume", "cancel"]
     rounds: int | None = Field(default=None, ge=1)
     """With "resume": how many rounds the run is to have now."""
+    budget: Budget | None = None
+    """With "resume": what it may spend now, what it has spent before included."""
 
 
 class ControlReply(BaseModel):

@@ -21,10 +21,11 @@ from aiohttp import web
 
 from benchmarks.installation import Installation
 from populace.cli.runs import Outcome, control, find_run, follow, manage, submit
+from populace.recorded import results
 from shared.bus import Message, NatsBus
 from shared.codec import from_public
 from shared.errors import InvalidInputError
-from shared.messages.scenario import ManageRequest, RunInfo, ScenarioSpec
+from shared.messages.scenario import Budget, ManageRequest, RunInfo, ScenarioSpec
 from tests.conftest import unique, wait_until
 from tests.endpoint import Endpoint, answer
 from tests.services.test_runs import GAMES
@@ -344,6 +345,32 @@ async def test_a_finished_run_is_given_more_rounds(
     assert table(installation, run) == rows
     assert [row.values for row in outcome.rows] == noted
     assert len(endpoint.requests) - before == 3 * AGENTS + 2  # each life checks the model
+    recorded = results(run, installation.settings())
+    assert [row["round"] for row in recorded.rounds] == [1, 2, 3]
+    manifest = recorded.manifest
+    assert (manifest["answers"], manifest["life"]) == (3 * AGENTS, 2)
+    assert manifest["scenario"]["name"] == "diaries"
+    assert manifest["accepted"] < manifest["started"] < manifest["ended"]
+
+
+async def test_a_run_goes_on_with_a_larger_budget(
+    installation: Installation, bus: NatsBus, endpoint: Endpoint
+) -> None:
+    """The round in which the budget was spent is played again, from kept answers."""
+    endpoint.respond = respond
+    rows, _ = await undisturbed(bus, installation, endpoint, AGENTS)
+    before = len(endpoint.requests)
+    small = {"requests": AGENTS + AGENTS // 2}
+    fields = diaries(endpoint, agents={"count": AGENTS, "workers": 2}, budget=small)
+    run = await start(bus, installation, fields)
+    outcome = await watch(bus, installation, run)
+    assert outcome.state == "cancelled"
+    assert "is spent" in outcome.reason
+    await resume(bus, installation, run, budget=Budget(requests=4 * AGENTS))
+    outcome = await watch(bus, installation, run)
+    assert (outcome.state, outcome.reason) == ("finished", "")
+    assert table(installation, run) == rows
+    assert len(endpoint.requests) - before == 3 * AGENTS + 2
 
 
 async def test_nothing_is_kept_where_that_is_asked_for(
