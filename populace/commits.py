@@ -154,10 +154,12 @@ class Commits:
         """
         await self._world.take_up(commit.world)
         scenario = self._scenario
+        self._world._takes_up = True
         for path, event, method, when, below, durable in commit.listeners:
             await scenario.listen(
                 path, event, getattr(scenario, method), when=when, below=below, durable=durable
             )
+        self._world._takes_up = False
         unpack_scenario(scenario, self._codec, commit.scenario)
 
 

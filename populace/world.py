@@ -120,6 +120,8 @@ class World:
         self._known: dict[str, tuple[int, int]] = {}
         """Populations, with their numbers of agents and shards."""
         self._lost_shards: list[str] = []
+        self._takes_up = False
+        """Whether what listens now listened before, in an earlier life."""
         self._replaced: list[tuple[str, SavedPart]] = []
         self._singles = 0
         self._creations: set[asyncio.Task[None]] = set()
@@ -595,9 +597,15 @@ class World:
         name = None
         if durable is not None:
             check_token(durable, "the durable listener's name")
-            name = f"{self.run}-{durable}"
+            name = f"{self._scope}-{durable}"
         return await self._listening.add(
-            path_of(environment), event, deliver, when=when, below=below, durable=name
+            path_of(environment),
+            event,
+            deliver,
+            when=when,
+            below=below,
+            durable=name,
+            new=self._takes_up,
         )
 
     async def _introduce(

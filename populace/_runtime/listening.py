@@ -105,6 +105,7 @@ class Listening:
         when: str | None = None,
         below: bool = False,
         durable: str | None = None,
+        new: bool = False,
     ) -> Listener:
         """Begin to listen; returns once the broker knows.
 
@@ -115,6 +116,8 @@ class Listening:
             when: a condition on it.
             below: whether environments below the path count as well.
             durable: a name, under which events are kept while nobody listens.
+            new: whether a durable listener leaves out what was told before, which is so when a
+                run is taken up again: it was handled then, or did not happen.
 
         Raises:
             InvalidInputError: the condition can't be read.
@@ -122,7 +125,7 @@ class Listening:
         condition = Condition(when) if when else None
         listener = Listener(event, path, below, when)
         if durable is not None:
-            await self._add_durable(listener, deliver, condition, durable)
+            await self._add_durable(listener, deliver, condition, durable, new)
         elif when is not None:
             rule = await self._ask_for_rule(listener)
             subject = self._subjects.env_matched(self._run, rule)
@@ -199,7 +202,12 @@ class Listening:
 
     # Durable: the stream keeps what is missed
     async def _add_durable(
-        self, listener: Listener, deliver: Deliver, condition: Condition | None, name: str
+        self,
+        listener: Listener,
+        deliver: Deliver,
+        condition: Condition | None,
+        name: str,
+        new: bool,
     ) -> None:
         consumer = await self._bus.consumer(
             self._subjects.stream_events,
@@ -207,6 +215,7 @@ class Listening:
             subjects=tuple(self._patterns(listener)),
             ack_wait=_HANDLING,
             max_waiting_acks=1,  # or one that was not handled would come after later ones
+            new=new,
         )
         task = asyncio.ensure_future(self._follow(consumer, listener, deliver, condition))
         self._tasks.add(task)

@@ -515,7 +515,7 @@ class Stage(Shard):
         self._take_state(self.worker.codec.unpack(data))
         await self._append([data])
         for arguments in list(self._own_listeners):
-            await self.worker.listen_again(self, arguments)
+            await self.worker.listen_again(self, arguments, new=True)
         self.changed = False
 
     async def _append(self, rows: list[bytes]) -> int:

@@ -221,7 +221,7 @@ class Worker:
         self._shards[request.shard] = shard
         await self._listen_for_calls(shard)
         for index, *arguments in shard.listeners:
-            await self._listen_as_before(shard, index, arguments)
+            await self._listen_as_before(shard, index, arguments, new=True)
         return ShardOpened(shard=request.shard)
 
     def _load_agent(self, path: str, folder: str | None) -> type[Agent]:
@@ -581,6 +581,7 @@ class Worker:
         when: str | None,
         below: bool,
         durable: bool,
+        new: bool = False,
     ) -> Listener:
         """Have events delivered into an agent's mailbox."""
         agent = shard.agents[index]
@@ -598,7 +599,7 @@ class Worker:
             await self._call_here(shard, index, method, told)
 
         listener = await self._listening.add(
-            path, event, deliver, when=when, below=below, durable=name
+            path, event, deliver, when=when, below=below, durable=name, new=new
         )
         arguments = [path, event, method, when, below, durable]
         if not isinstance(shard, Stage):
@@ -620,14 +621,22 @@ class Worker:
             listener._ends.append(forget)
         return listener
 
-    async def listen_again(self, stage: Stage, arguments: list[Any]) -> None:
-        """Take up a listener of an environment that lived elsewhere."""
-        await self._listen_as_before(stage, 0, arguments)
+    async def listen_again(self, stage: Stage, arguments: list[Any], *, new: bool = False) -> None:
+        """Take up a listener of an environment that lived elsewhere.
 
-    async def _listen_as_before(self, shard: Shard, index: int, arguments: list[Any]) -> None:
+        Args:
+            stage: the environment's.
+            arguments: as they were noted.
+            new: see ``Listening.add``.
+        """
+        await self._listen_as_before(stage, 0, arguments, new=new)
+
+    async def _listen_as_before(
+        self, shard: Shard, index: int, arguments: list[Any], *, new: bool
+    ) -> None:
         path, event, method, when, below, durable = arguments
         await self.listen(
-            shard, index, path, event, method, when=when, below=below, durable=durable
+            shard, index, path, event, method, when=when, below=below, durable=durable, new=new
         )
 
     async def _call_here(self, shard: Shard, index: int, method: str, event: Event) -> None:

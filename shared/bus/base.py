@@ -290,11 +290,13 @@ class Bus(abc.ABC):
         ack_wait: float = 30.0,
         max_waiting_acks: int = 1000,
         alone: bool = False,
+        new: bool = False,
     ) -> Consumer:
         """Take messages as one of the consumers of this durable name, from where they are.
 
         Unacknowledged messages are delivered again after ``ack_wait`` seconds. Who takes
-        ``alone`` gets what another before it left unacknowledged at once, and in its order.
+        ``alone`` gets what another before it left unacknowledged at once, and in its order. A
+        ``new`` one, if there is none of the name, begins with what comes from now on.
         """
 
     @abc.abstractmethod

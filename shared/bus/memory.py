@@ -506,12 +506,15 @@ class MemoryBus(Bus):
         ack_wait: float = 30.0,
         max_waiting_acks: int = 1000,
         alone: bool = False,
+        new: bool = False,
     ) -> Consumer:
         """See ``Bus.consumer``."""
         held = self._stream(stream)
         place = held.consumers.get(durable)
         if place is None:
             place = _Durable(held, subjects, ack_wait, max_waiting_acks)
+            if new:
+                place.next = held.last + 1
             held.consumers[durable] = place
         elif alone and place.waiting:
             place.next = min(place.waiting)

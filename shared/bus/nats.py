@@ -598,6 +598,7 @@ class NatsBus(Bus):
         ack_wait: float = 30.0,
         max_waiting_acks: int = 1000,
         alone: bool = False,
+        new: bool = False,
     ) -> Consumer:
         """See ``Bus.consumer``."""
         config = api.ConsumerConfig(
@@ -606,6 +607,7 @@ class NatsBus(Bus):
             ack_wait=ack_wait,
             max_ack_pending=max_waiting_acks,
             filter_subjects=list(subjects) or None,
+            deliver_policy=api.DeliverPolicy.NEW if new else api.DeliverPolicy.ALL,
         )
         consumer = _NatsConsumer(self._js, stream, config, self._pulls)
         try:

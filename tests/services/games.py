@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from populace import Agent, Environment, Failure, Scenario, event, readonly
+from populace import Agent, Environment, Failure, Scenario, event
 
 
 class Member(Agent):
@@ -103,67 +103,6 @@ class Asker(Agent):
 
     async def say_at_length(self, letters: int) -> str:
         return await self.model.ask("word " * (letters // 5))
-
-
-class Diarist(Agent):
-    """What it does follows from all that it did before: a state that is lost shows."""
-
-    def __init__(self, pause: float = 0.0) -> None:
-        self.pause = pause
-        self.days = 0
-        self.heard = 0
-        self.sum = 0
-
-    async def write(self, n: int, mark: str = "") -> dict[str, Any]:
-        self.days += 1
-        drawn = self.random.randrange(1000)
-        self.sum += drawn
-        text = await self.model.ask(
-            f"Day {self.days} of {self.number}: {drawn}, {self.sum}, {self.heard}?{mark}",
-            remember=True,
-        )
-        if self.pause:
-            await self.sleep(self.pause)
-        place = await self.environment("ledger").note(self.number, drawn)
-        return {"text": text, "days": self.days, "sum": self.sum, "place": place}
-
-    def hear(self, event: Any) -> None:
-        self.heard += 1
-
-
-class Ledger(Environment):
-    def __init__(self) -> None:
-        self.notes = 0
-        self.total = 0
-        self.pages: dict[str, int] = {}
-
-    def note(self, who: int, drawn: int) -> int:
-        self.notes += 1
-        self.total += drawn
-        page = self.pages[str(who)] = self.pages.get(str(who), 0) + 1
-        return page
-
-    @readonly
-    def look(self) -> list[int]:
-        return [self.notes, self.total]
-
-
-class Diaries(Scenario):
-    """A few days of diaries, with a ledger; each day follows from those before."""
-
-    Params = Params
-
-    async def setup(self) -> None:
-        self.ledger = await self.environment(Ledger, "ledger")
-        self.people = await self.population(Diarist, self.params.pause, name="people")
-        self.history: list[int] = []
-
-    async def round(self, n: int) -> None:
-        answers = await self.people.write(n, self.params.marker)
-        notes, total = await self.ledger.look()
-        drawn = self.random.randrange(1000)
-        self.history.append(total + drawn)
-        self.record(notes=notes, history=self.history, answers_=len(answers))
 
 
 class Locker(Agent):

@@ -131,7 +131,7 @@ async def test_a_changed_prompt_is_named(
     endpoint.respond = lambda _: answer("hello")
     fields = diaries(endpoint, agents={"count": 20, "workers": 2}, rounds=2)
     first = await play(services, fields)
-    params = {"marker": "!"}
+    params = {"mark": "!"}
     strict = await play_again(services, bus, first.run, strict=True, params=params)
     assert strict.state == "failed"
     assert "people/" in strict.reason

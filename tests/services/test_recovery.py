@@ -26,7 +26,7 @@ from shared.bus import Message, NatsBus
 from shared.codec import from_public
 from shared.errors import InvalidInputError
 from shared.messages.scenario import Budget, ManageRequest, RunInfo, ScenarioSpec
-from tests.conftest import unique, wait_until
+from tests.conftest import ROOT, unique, wait_until
 from tests.endpoint import Endpoint, answer
 from tests.services.test_runs import GAMES
 
@@ -76,8 +76,8 @@ async def bus(installation: Installation) -> AsyncIterator[NatsBus]:
 def diaries(endpoint: Endpoint, **more: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "name": "diaries",
-        "scenario": "games:Diaries",
-        "folder": GAMES,
+        "scenario": "diaries:Diaries",
+        "folder": str(ROOT / "benchmarks"),
         "seed": 11,
         "rounds": 3,
         "agents": {"count": 300, "workers": 2},

@@ -312,6 +312,15 @@ async def test_who_takes_alone_goes_on_in_order(bus_maker: Maker) -> None:
     assert await last.fetch(1, 0.3) == []
 
 
+async def test_a_new_consumer_leaves_out_what_was_there(bus_maker: Maker) -> None:
+    bus = await bus_maker()
+    name, subject = await stream(bus)
+    await bus.append(subject, b"old")
+    consumer = await bus.consumer(name, durable="d", new=True)
+    await bus.append(subject, b"new")
+    assert [d.data for d in await consumer.fetch(5, 2)] == [b"new"]
+
+
 async def test_workers_share_a_queue(bus_maker: Maker) -> None:
     a, b = await bus_maker(), await bus_maker()
     name, subject = await stream(a, work_queue=True)
