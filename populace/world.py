@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from shared.messages.control import (
     Populations,
     SavedPart,
     SaveShards,
+    Settled,
     ShardOpened,
     ShardsLost,
     ShardsSaved,
@@ -64,6 +66,7 @@ SINGLE = "single"
 
 _PATIENCE = 10.0
 _SAVE_WITHIN = 300.0
+_SETTLED_WITHIN = 10.0
 _SINGLES = f"-{SINGLE}"
 
 
@@ -300,6 +303,8 @@ class World:
             BusError: a worker does not answer, or the broker does not take it.
         """
         workers = [w for w, _ in [*self._workers, *self._isolated]] + self._keeping.workers
+        if self._keeping.known:
+            await self._settle(workers, round_number)
         outcomes = await asyncio.gather(
             *(
                 ask(
@@ -331,6 +336,31 @@ class World:
                 if before is not None:
                     self._replaced.append((shard, before))
                 self._parts[shard] = part
+
+    async def _settle(self, workers: list[str], round_number: int) -> None:
+        """Wait until no event is on its way any more, nor what it leads to; with a bound."""
+        before = -1
+        until = time.monotonic() + _SETTLED_WITHIN
+        while time.monotonic() < until:
+            outcomes = await asyncio.gather(
+                *(
+                    ask(
+                        self._bus,
+                        self._subjects.worker(worker, "settle"),
+                        SaveShards(round=round_number),
+                        Settled,
+                        timeout=_SAVE_WITHIN,
+                    )
+                    for worker in workers
+                )
+            )
+            await self._bus.flush()  # the scenario may listen as well
+            await asyncio.sleep(0)
+            now = sum(outcome.activity for outcome in outcomes)
+            if now == before:
+                return
+            before = now
+        _log.warning("events went on after the round's end", run=self.run, round=round_number)
 
     async def forget(self) -> None:
         """Drop what the last ``save`` has replaced."""

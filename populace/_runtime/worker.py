@@ -8,7 +8,7 @@ import hashlib
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import psutil
@@ -55,6 +55,7 @@ from shared.messages.control import (
     OpenShard,
     Populations,
     SaveShards,
+    Settled,
     ShardOpened,
     ShardsLost,
     ShardsSaved,
@@ -152,6 +153,8 @@ class Worker:
         self._pieces = pieces.Assembler()
         self._storing: set[asyncio.Task[None]] = set()
         self._calls = 0
+        self._heard = 0
+        """Events that its agents and environments have heard."""
         self.give_up: Callable[[], None] | None = None
         """Ends the process, where it is a worker's own."""
         self.listener_failures = 0
@@ -177,6 +180,7 @@ class Worker:
         await serve(self.bus, self.subjects.worker(self.id, "close"), OpenShard, self._close_shard)
         await serve(self.bus, self.subjects.worker(self.id, "know"), Populations, self._know)
         await serve(self.bus, self.subjects.worker(self.id, "save"), SaveShards, self._save)
+        await serve(self.bus, self.subjects.worker(self.id, "settle"), SaveShards, self._settle)
         await serve(self.bus, self.subjects.worker(self.id, "stats"), Assignment, self._stats)
         await self.bus.flush()
 
@@ -252,11 +256,7 @@ class Worker:
     async def _save(self, request: SaveShards) -> ShardsSaved:
         """Write down what has changed since the last time, once nothing is under way."""
         shards = [shard for shard in self._shards.values() if shard.changed]
-        until = time.monotonic() + _QUIET_WITHIN
-        while not all(shard.quiet for shard in shards):
-            await asyncio.sleep(_LOOK_AGAIN)
-            if time.monotonic() > until:
-                break
+        await self._quiet(shards)
         for shard in shards:
             if shard.finished is not None:
                 shard.finished.forget()
@@ -270,6 +270,21 @@ class Worker:
             shard.changed = False
             saved.parts[shard.id] = await self._states.write(request.round, shard.id, data)
         return saved
+
+    async def _quiet(self, shards: Iterable[Shard]) -> None:
+        """Wait until no call is under way in these shards, for some seconds."""
+        until = time.monotonic() + _QUIET_WITHIN
+        while not all(shard.quiet for shard in shards):
+            await asyncio.sleep(_LOOK_AGAIN)
+            if time.monotonic() > until:
+                return
+
+    async def _settle(self, _: SaveShards) -> Settled:
+        """Take all events that were told, do what they lead to, and say how much that was."""
+        await self.bus.flush()
+        await asyncio.sleep(0)
+        await self._quiet(self._shards.values())
+        return Settled(activity=self._calls + self._heard)
 
     async def _close_shard(self, request: OpenShard) -> ShardOpened:
         """Let go of a shard."""
@@ -641,6 +656,7 @@ class Worker:
 
     async def _call_here(self, shard: Shard, index: int, method: str, event: Event) -> None:
         """Call a method of an agent here with an event; its failure is logged, and counted."""
+        self._heard += 1
         options: dict[str, Any] = {"round": event.round, "storm": event.storm}
         if isinstance(shard, Stage):  # it hears of each event once
             options["keys"] = [[event.by, f"{event.path}>{method}", event.number]]

@@ -117,6 +117,13 @@ class SaveShards(BaseModel):
     round: int
 
 
+class Settled(BaseModel):
+    """What a worker has done so far, once all that was sent to it has arrived and is done."""
+
+    activity: int = 0
+    """Calls and events that it has taken, all together."""
+
+
 class ShardsSaved(BaseModel):
     """Which shards were written; the others have not changed since the last time."""
 

@@ -181,21 +181,52 @@ class Clocks(Scenario):
 
 
 class Tower(Environment):
+    heard = 0
+
     @event
     def ring(self, times: int) -> None:
         pass
 
 
 class Ringer(Agent):
+    def __init__(self, pause: float = 0.0) -> None:
+        self.pause = pause
+        self.heard = 0
+
     async def pull(self, n: int) -> int:
+        if self.pause:
+            await self.sleep(self.pause * self.number)
         await self.environment("tower").ring(n)
         return n
 
+    async def attend(self) -> None:
+        await self.listen("tower", "ring", self.hear)
+
+    async def hear(self, event: Any) -> None:
+        self.heard += 1
+        await self.environment("tower").get("heard")
+        await self.environment("tower").increment("heard")
+
+    def tally(self) -> int:
+        return self.heard
+
 
 class Bell(Scenario):
+    Params = Params
+
     async def setup(self) -> None:
-        await self.environment(Tower, "tower")
-        self.ringers = await self.population(Ringer)
+        self.tower = await self.environment(Tower, "tower")
+        self.ringers = await self.population(Ringer, self.params.pause)
+        self.told = 0
+        if self.params.pause:
+            await self.ringers.attend()
+            await self.listen("tower", "ring", self.hear)
+
+    def hear(self, event: Any) -> None:
+        self.told += 1
 
     async def round(self, n: int) -> None:
+        # What the rounds before have led to is all there by now.
+        counts = await self.ringers.options(record=False).tally()
+        self.record(heard=list(counts), told=self.told, total=await self.tower.get("heard"))
         await self.ringers.pull(n)

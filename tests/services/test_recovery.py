@@ -389,6 +389,38 @@ async def test_nothing_is_kept_where_that_is_asked_for(
         await resume(bus, installation, run, rounds=5)
 
 
+async def test_events_are_heard_once_whatever_dies(
+    installation: Installation, bus: NatsBus
+) -> None:
+    """Each of eight pulls once a round, all hear it, and say so to the tower."""
+    fields: dict[str, Any] = {
+        "name": "bells",
+        "scenario": "games:Bell",
+        "folder": GAMES,
+        "rounds": 4,
+        "agents": {"count": 8, "workers": 2},
+        "models": {"default": {"backend": "scripted"}},
+        "params": {"pause": 0.1},
+        "run": unique("r"),
+    }
+    told: list[dict[str, Any]] = []
+
+    def take(message: Message) -> None:
+        told.append(from_public(message.data, message.header("content-type")))
+
+    subjects = installation.settings().subjects
+    listening = await bus.subscribe(subjects.run_results(fields["run"], 2), take)
+    run = await start(bus, installation, fields)
+    await wait_until(lambda: len(told) > 2, 60, "the second round")
+    await a_worker(installation, bus, run)
+    outcome = await watch(bus, installation, run)
+    await listening.unsubscribe()
+    assert (outcome.state, outcome.reason) == ("finished", "")
+    for number, row in enumerate(outcome.rows):
+        events = 8 * number
+        assert row.values == {"heard": [events] * 8, "told": events, "total": 8 * events}
+
+
 @pytest.mark.parametrize("durability", ["call", "round"])
 async def test_what_agents_have_finished_is_not_done_again(
     installation: Installation, bus: NatsBus, durability: str
