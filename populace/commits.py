@@ -9,6 +9,7 @@ happen, after it it did. Whoever takes the run up again begins from the last com
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from populace._runtime.listening import Listener
@@ -24,7 +25,7 @@ from shared.errors import BusError, CodecError
 from shared.logs import get_logger
 from shared.messages.control import SavedPart
 from shared.messages.scenario import RoundRow
-from shared.streams import append_patiently
+from shared.streams import patiently
 from shared.subjects import Subjects
 
 if TYPE_CHECKING:
@@ -47,11 +48,10 @@ _GIVEN = frozenset(
         "isolated",
         "groups",
         "personas",
-        "_recorded",
-        "_listeners",
     }
 )
 """Attributes that a scenario is made with, and gets again."""
+_NEVER = frozenset({"world", "params", "_recorded", "_listeners"})
 
 
 class Commit:
@@ -78,7 +78,7 @@ async def last_commit(bus: Bus, subjects: Subjects, run: str) -> Commit | None:
         BusError: it can't be read.
     """
     subject = subjects.run_state(run, _LAST, _COMMIT)
-    found = await bus.last(subjects.stream_states, subject)
+    found = await bus.last(subjects.stream_states, subject, exact=True)
     if found is None:
         return None
     told = from_public(found.data)
@@ -97,10 +97,15 @@ class Commits:
 
     Args:
         world: the run's.
-        scenario: what is played in it.
+        scenario: what is played in it; as it was made, before its setup.
+        check: raises if the run is played by another by now; asked right before each commit.
     """
 
-    def __init__(self, world: World, scenario: Scenario) -> None:
+    def __init__(
+        self, world: World, scenario: Scenario, check: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        self._check = check
+        self._given = given(scenario)
         self._world = world
         self._scenario = scenario
         self._codec = state_codec(world, scenario)
@@ -120,20 +125,21 @@ class Commits:
             "rows": [row.model_dump() for row in rows],
             "records": records,
             "world": world.kept(),
-            "scenario": pack_scenario(self._scenario, self._codec),
+            "scenario": pack_scenario(self._scenario, self._codec, self._given),
             "listeners": _listeners_of(self._scenario),
         }
         before = self._owner
         self._owner = await self._store.write(round_number, _OWNER, pack_plain(content))
         subject = world._subjects.run_state(world.run, _LAST, _COMMIT)
         told = {"round": round_number, "life": world.life, "owner": self._owner.model_dump()}
-        sequence = await append_patiently(
-            world._bus,
-            subject,
-            pack_plain(told),
-            headers={},
-            message_id=f"{world.run}/commit/{world.life}/{round_number}",
-        )
+        name = f"{world._bus.process}/commit/{round_number}"
+
+        async def append() -> int:
+            if self._check is not None:
+                await self._check()
+            return await world._bus.append(subject, pack_plain(told), message_id=name, timeout=3.0)
+
+        sequence = await patiently(append, "committing a round")
         # From here on the round has happened; what it replaces can go.
         try:
             await world._bus.purge(world._subjects.stream_states, subject, before=sequence)
@@ -181,7 +187,13 @@ def state_codec(world: World, scenario: Scenario) -> Codec:
         return EnvironmentProxy(world._caller, path, cls, world._keeping.make)
 
     def number_of(listener: Listener) -> int:
-        return [held for held, _, _ in scenario._listeners].index(listener)
+        there = [held for held, _, _ in scenario._listeners if not held.removed]
+        if listener.removed or listener not in there:
+            raise CodecError(
+                "a listener that was removed, or made by the world rather than by the scenario "
+                "(self.listen), can't be kept"
+            )
+        return there.index(listener)
 
     def make_random(parts: list[Any]) -> random.Random:
         made = random.Random()  # noqa: S311 - it continues one that is reproducible on purpose
@@ -213,8 +225,13 @@ def _path_of(world: World, cls: type) -> tuple[str, str | None]:
     return path, None if folder is None else str(folder)
 
 
-def pack_scenario(scenario: Scenario, codec: Codec) -> bytes:
-    """What a scenario holds besides what it is made with.
+def given(scenario: Scenario) -> dict[str, Any]:
+    """What a scenario was made with, by attribute; it need not be kept while it is the same."""
+    return {name: getattr(scenario, name) for name in _GIVEN}
+
+
+def pack_scenario(scenario: Scenario, codec: Codec, was_given: dict[str, Any]) -> bytes:
+    """What a scenario holds besides what it was made with.
 
     Raises:
         StateError: an attribute can't be written down; it is named.
@@ -224,7 +241,7 @@ def pack_scenario(scenario: Scenario, codec: Codec) -> bytes:
         raise StateError(f"{type(scenario).__name__}.__getstate__ must give a dict")
     packed: dict[str, bytes] = {}
     for name, value in state.items():
-        if name in _GIVEN:
+        if name in _NEVER or (name in _GIVEN and value is was_given[name]):
             continue
         try:
             packed[name] = codec.pack(value)

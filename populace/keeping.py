@@ -320,13 +320,19 @@ class Keeping:
         reason = f"the environment's process is gone, and no other took it over: {error}"
         self._world._shards_are_lost([one.shard for one in kept], reason)
 
+    async def settled(self) -> None:
+        """Wait until no environment is on its way from one process to another, with a bound."""
+        if self._moving:
+            await asyncio.wait(self._moving, timeout=_OPEN_TIMEOUT)
+
     async def close(self, *, kill: bool = False) -> None:
         """Give the workers back, and remove the journals."""
         for task in list(self._moving):
             task.cancel()
         if self._pool is not None:
             await self._pool.release(kill=kill)
-        if self._kept:
+        # A durable run may have gone on elsewhere by now; whoever plays it removes them.
+        if self._kept and not self._world.durable:
             world = self._world
             journals = world._subjects.env_journal(world.run, ">")
             try:

@@ -14,7 +14,7 @@ from populace.commits import Commit, Commits
 from populace.errors import RunBrokenError, StateError
 from populace.scenario import Scenario
 from populace.world import World
-from shared.errors import BusError, PopulaceError
+from shared.errors import PopulaceError
 from shared.logs import get_logger
 from shared.messages.scenario import RoundRow, Status
 
@@ -22,10 +22,11 @@ _log = get_logger(__name__)
 
 Publish = Callable[[Status], Awaitable[None]]
 
+FINISH = 1_000_001
+"""The round of what ``finish`` does: one that no run reaches, so that it is the same whatever comes
+before, and models' answers to it are not taken for others."""
 _PROGRESS_EVERY = 0.5
 _STOP_WITHIN = 2.0
-_NOTICED_WITHIN = 6.0
-"""Seconds within which the loss of a process is noticed that calls failed of."""
 
 
 class Player:
@@ -50,8 +51,8 @@ class Player:
         """Whether an answer that was not kept, of a run that is played again, ends it."""
         self.must_commit = False
         """Whether a run whose state can't be kept is to fail, rather than to go on without."""
-        self.uncommitted = ""
-        """Why the run's state can't be kept, if it can't."""
+        self.on_uncommitted: Callable[[str], None] = lambda why: None
+        """Told why the run's state can't be kept, if it can't."""
         self.rows: list[RoundRow] = []
         """The rounds that were finished."""
         self.records = 0
@@ -84,6 +85,7 @@ class Player:
             self.rows, self.records = commit.rows, commit.records
         for number in range(len(self.rows) + 1, scenario.rounds + 1):
             await self._round(number)
+        self._world._caller.round = FINISH
         await self._unless_broken(scenario.finish())
         return self.rows
 
@@ -94,7 +96,7 @@ class Player:
         try:
             await asyncio.wait({task, broken}, return_when=asyncio.FIRST_COMPLETED)
             if not broken.done():
-                await self._finish(task)
+                await task
                 return
         finally:
             if not task.done():
@@ -104,17 +106,6 @@ class Player:
         if task.done() and not task.cancelled():
             task.exception()  # seen
         raise RunBrokenError(broken.result())
-
-    async def _finish(self, task: asyncio.Future[Any]) -> None:
-        """Take what a task came to; of a failure, make sure that no lost process is behind it."""
-        try:
-            await task
-        except BusError:
-            if self._world.durable:
-                await asyncio.wait({self._world.broken}, timeout=_NOTICED_WITHIN)
-                if self._world.broken.done():
-                    raise RunBrokenError(self._world.broken.result()) from None
-            raise
 
     async def _commit(self, number: int) -> None:
         if self._commits is None:
@@ -127,7 +118,7 @@ class Player:
             _log.warning(
                 "the run can't be taken up again after a crash", run=self._world.run, why=str(error)
             )
-            self.uncommitted = str(error)
+            self.on_uncommitted(str(error))
             self._commits = None
             self._world.durable = False
 

@@ -187,7 +187,8 @@ def compare(first: RecordedRun, second: RecordedRun, show: int = 5) -> Compariso
     same = None
     for name in _COMPARED:
         one, other = joined[name], joined[f"{name}_second"]
-        both_null = pc.and_(pc.is_null(one), pc.is_null(other))
+        nothing = {"nan_is_null": True} if name == "value" else {}
+        both_null = pc.and_(pc.is_null(one, **nothing), pc.is_null(other, **nothing))
         here = pc.or_(pc.fill_null(pc.equal(one, other), False), both_null)
         same = here if same is None else pc.and_(same, here)
     differing = joined.filter(pc.invert(same))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,12 @@ def read_sweep(
     if unknown:
         known = ", ".join(spec.runs) or "none"
         raise ScenarioError(f"{path}: there is no run named {unknown[0]!r} (there are: {known})")
+    varied = {*spec.grid, *(key for own in spec.runs.values() for key in own)}
+    for key in overrides or {}:
+        if key in varied:
+            raise ScenarioError(
+                f"{path}: {key} is what the runs of this sweep differ in; it can't be set for all"
+            )
     base = path.parent / spec.scenario
     found: list[SweepRun] = []
     for variant, own in (spec.runs or {"": {}}).items():
@@ -118,4 +125,7 @@ def read_sweep(
             scenario.spec.run = name
             shown = {**own, **values}
             found.append(SweepRun(name, variant, shown, scenario))
+    twice = [name for name, count in Counter(run.name for run in found).items() if count > 1]
+    if twice:
+        raise ScenarioError(f"{path}: two runs of the sweep are the same ({twice[0]})")
     return spec, found

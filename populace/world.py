@@ -245,7 +245,7 @@ class World:
             self._subjects.worker(worker, "open"),
             request,
             ShardOpened,
-            timeout=30,
+            timeout=30 if request.saved is None else _SAVE_WITHIN,
             patience=_PATIENCE,
         )
 
@@ -302,6 +302,7 @@ class World:
             StateError: one holds something that can't be written down; it is named.
             BusError: a worker does not answer, or the broker does not take it.
         """
+        await self._keeping.settled()
         workers = [w for w, _ in [*self._workers, *self._isolated]] + self._keeping.workers
         if self._keeping.known:
             await self._settle(workers, round_number)

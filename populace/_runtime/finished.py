@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from populace._random import AgentRandom
 from populace._runtime.cost import Cost
+from populace._runtime.saving import give_state, state_of
 from populace.agent import Agent
 from populace.errors import WireError
 from shared.errors import BusError, CodecError
@@ -38,20 +39,18 @@ class Finished:
 
     Args:
         shard: the shard.
-        life: which life of the run it is.
     """
 
-    def __init__(self, shard: Shard, life: int) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._life = life
         self._mixed: set[int] = set()
         self._mixed_round = -1
         self._written: set[int] = set()
         """Agents of whom something was written in this round."""
         self._numbers = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._known: dict[tuple[int, int], dict[int, Outcome]] = {}
-        """By round and population call: what agents had finished before a crash."""
+        self._known: dict[tuple[int, int, str], dict[int, Outcome]] = {}
+        """By round, population call and method: what agents had finished before a crash."""
 
     # Writing
     def mix(self, indexes: Iterable[int]) -> None:
@@ -61,8 +60,7 @@ class Finished:
         self._mixed |= new
         void = sorted(new & self._written)
         if void:
-            row = [self._life, _MIXED, void]
-            task = asyncio.ensure_future(self._append(row))
+            task = asyncio.ensure_future(self._append(self._packed([_MIXED, "", void])))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -87,7 +85,8 @@ class Finished:
         rows = []
         for place, position in enumerate(positions):
             index = group.indexes[position]
-            if index in self._mixed:
+            # One that is at work again already holds what belongs to that call.
+            if index in self._mixed or self._shard.active(index):
                 continue
             cost = costs[place] if costs else None
             rows.append(
@@ -102,28 +101,35 @@ class Finished:
             )
             self._written.add(index)
         if rows:
-            await self._append([self._life, group.options["step"], rows])
+            await self._append(self._packed([group.options["step"], group.method, rows]))
 
-    async def _append(self, row: list[Any]) -> None:
+    def _packed(self, row: list[Any]) -> list[bytes]:
+        """A row as messages; at once, before anything else happens to the agents."""
         worker = self._shard.worker
         try:
             data = worker.codec.pack(row)
         except CodecError as error:
             _log.debug("finished calls can't be written down", error=str(error))
-            return
-        if len(data) > worker.bus.max_payload - _ROOM:
-            if len(row[2]) > 1:
-                half = len(row[2]) // 2
-                await self._append([*row[:2], row[2][:half]])
-                await self._append([*row[:2], row[2][half:]])
-            return
-        self._numbers += 1
-        name = f"{worker.id}/{self._shard.id}/finished/{self._numbers}"
+            return []
+        if len(data) <= worker.bus.max_payload - _ROOM:
+            return [data]
+        step, method, rows = row
+        half = len(rows) // 2
+        if not half:
+            return []
+        parts = (rows[:half], rows[half:])
+        return [data for part in parts for data in self._packed([step, method, part])]
+
+    async def _append(self, messages: list[bytes]) -> None:
+        worker = self._shard.worker
         subject = worker.subjects.run_finished(worker.run, self._mixed_round, self._shard.id)
-        try:
-            await append_patiently(worker.bus, subject, data, headers={}, message_id=name)
-        except BusError as error:
-            _log.warning("finished calls are not written down", error=str(error))
+        for data in messages:
+            self._numbers += 1
+            name = f"{worker.id}/{self._shard.id}/finished/{self._numbers}"
+            try:
+                await append_patiently(worker.bus, subject, data, headers={}, message_id=name)
+            except BusError as error:
+                _log.warning("finished calls are not written down", error=str(error))
 
     # Taking up
     async def read(self, round_number: int) -> None:
@@ -136,11 +142,11 @@ class Finished:
         subject = worker.subjects.run_finished(worker.run, round_number, self._shard.id)
         mixed: set[int] = set()
         async for message in worker.bus.read(worker.subjects.stream_states, (subject,)):
-            _, step, rows = worker.codec.unpack(message.data)
+            step, method, rows = worker.codec.unpack(message.data)
             if step == _MIXED:
                 mixed.update(rows)
                 continue
-            known = self._known.setdefault((round_number, step), {})
+            known = self._known.setdefault((round_number, step, method), {})
             for index, *outcome in rows:
                 known[index] = tuple(outcome)
         for known in self._known.values():
@@ -149,7 +155,7 @@ class Finished:
 
     def answered(self, group: Group, positions: Sequence[int]) -> list[int]:
         """Answer what is known; returns the positions that are left to be done."""
-        known = self._known.get((group.round, group.options.get("step", 0)))
+        known = self._known.get((group.round, group.options.get("step", 0), group.method))
         if not known:
             return list(positions)
         left = []
@@ -160,7 +166,12 @@ class Finished:
                 left.append(position)
                 continue
             held, value, error, cost, seconds = outcome
-            _give(self._shard.agents[index], held)
+            try:
+                _give(self._shard.agents[index], held)
+            except Exception as error:  # the agent's own code
+                _log.warning("a finished call is done again", error=str(error))
+                left.append(position)
+                continue
             spent = None if cost is None else _cost(cost)
             if error is not None:
                 self._shard.answer_error(group, position, error, seconds, spent)
@@ -178,25 +189,25 @@ class Finished:
         self._known.clear()
 
 
-def _held(agent: Agent) -> list[Any]:
+def _held(agent: Any) -> list[Any] | None:
+    if not isinstance(agent, Agent):
+        return None
     memory = getattr(agent, "_memory", None)
     source: AgentRandom | None = getattr(agent, "_random", None)
     return [
-        agent.__getstate__() if "__getstate__" in vars(type(agent)) else agent.__dict__,
+        state_of(agent),
         None if memory is None else memory.messages,
         getattr(agent, "_questions", None),
         None if source is None else [source.key, source.state],
     ]
 
 
-def _give(agent: Agent, held: list[Any]) -> None:
+def _give(agent: Any, held: list[Any] | None) -> None:
+    if held is None:
+        return
     state, messages, questions, source = held
-    restore = getattr(agent, "__setstate__", None)
-    if restore is not None:
-        restore(state)
-    else:
-        agent.__dict__.clear()
-        agent.__dict__.update(state)
+    agent.__dict__.clear()
+    give_state(agent, state)
     if messages is not None:
         agent.memory.messages = messages
     if questions is not None:

@@ -64,7 +64,7 @@ class Recorder:
                 part = {key: columns[key][cut] for key in lists}
                 await self.store_messages({**columns, **part, "batch": columns["batch"] + name})
             return
-        name = f"{self._run}/messages/{columns['batch']}"
+        name = f"{self._bus.process}/messages/{columns['batch']}"
         try:
             async with self._slots:
                 await append_patiently(self._bus, subject, data, headers={}, message_id=name)
@@ -78,7 +78,7 @@ class Recorder:
             return
         subject = self._subjects.run_results(self._run, columns["round"])
         headers = {CONTENT_TYPE: JSON_TYPE if self._as_json else MSGPACK_TYPE}
-        name = f"{self._run}/{columns['batch']}"
+        name = f"{self._bus.process}/{columns['batch']}"
         try:
             await append_patiently(self._bus, subject, data, headers=headers, message_id=name)
         except BusError as error:

@@ -9,6 +9,7 @@ questions, is not kept: a new round begins them anew.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,7 @@ class StateStore:
             BusError: the broker does not take it.
         """
         limit = self._bus.max_payload - _ROOM
-        subject = self._subjects.run_state(self._run, round_number, name)
+        subject = self._subject(name, round_number, self._life)
         count = max(1, -(-len(data) // limit))
         slots = asyncio.Semaphore(_AT_ONCE)
 
@@ -68,11 +69,15 @@ class StateStore:
                     subject,
                     pack_plain([self._life, number, piece]),
                     headers={},
-                    message_id=f"{subject}/{self._life}/{number}",
+                    message_id=f"{self._bus.process}/{subject}/{number}",
                 )
 
         await asyncio.gather(*(store(number) for number in range(count)))
         return SavedPart(round=round_number, life=self._life, pieces=count)
+
+    def _subject(self, name: str, round_number: int, life: int) -> str:
+        # By life, so that none removes what another wrote.
+        return self._subjects.run_state(self._run, round_number, f"{life}.{name}")
 
     async def read(self, name: str, part: SavedPart) -> bytes:
         """A part that was stored.
@@ -80,7 +85,7 @@ class StateStore:
         Raises:
             BusError: it is not there, or not whole.
         """
-        subject = self._subjects.run_state(self._run, part.round, name)
+        subject = self._subject(name, part.round, part.life)
         pieces: dict[int, bytes] = {}
         async for message in self._bus.read(self._subjects.stream_states, (subject,)):
             life, number, piece = from_public(message.data)
@@ -95,7 +100,7 @@ class StateStore:
 
     async def drop(self, name: str, part: SavedPart) -> None:
         """Remove a part that another has replaced."""
-        subject = self._subjects.run_state(self._run, part.round, name)
+        subject = self._subject(name, part.round, part.life)
         await self._bus.purge(self._subjects.stream_states, subject)
 
 
@@ -135,6 +140,8 @@ def _columns(agents: list[Any]) -> list[Any] | None:
     cls = type(agents[0])
     if not issubclass(cls, Agent) or _has_own_state(cls) or set(map(type, agents)) != {cls}:
         return None
+    if _slots(cls):
+        return None
     dicts = [agent.__dict__ for agent in agents]
     names = list(dicts[0])
     if len(set(map(len, dicts))) != 1:
@@ -161,17 +168,29 @@ def _row(shard: Shard, index: int) -> Any:
         return None
     if not isinstance(agent, Agent):
         return [_BROKEN, agent.error]
-    return [_AGENT, *shard.made_of.get(index, (None, None)), _state_of(agent)]
+    return [_AGENT, *shard.made_of.get(index, (None, None)), state_of(agent)]
 
 
 def _has_own_state(cls: type) -> bool:
     return any("__getstate__" in vars(base) for base in cls.__mro__[:-1])
 
 
-def _state_of(agent: Agent) -> Any:
-    if _has_own_state(type(agent)):
+def state_of(agent: Agent) -> Any:
+    cls = type(agent)
+    if _has_own_state(cls):
         return agent.__getstate__()
-    return agent.__dict__
+    slots = _slots(cls)
+    if not slots:
+        return agent.__dict__
+    return {**agent.__dict__, **{s: getattr(agent, s) for s in slots if hasattr(agent, s)}}
+
+
+@functools.cache
+def _slots(cls: type) -> tuple[str, ...]:
+    """Attributes that the agent's own classes keep in slots."""
+    own = cls.__mro__[: cls.__mro__.index(Agent)]
+    names = [vars(base).get("__slots__", ()) for base in own]
+    return tuple(n for ns in names for n in ([ns] if isinstance(ns, str) else ns))
 
 
 def _culprit(shard: Shard, codec: Codec, said: str) -> str:
@@ -179,7 +198,7 @@ def _culprit(shard: Shard, codec: Codec, said: str) -> str:
     for index, agent in enumerate(shard.agents):
         if not isinstance(agent, Agent):
             continue
-        state = _state_of(agent)
+        state = state_of(agent)
         for name, value in state.items() if isinstance(state, dict) else [("state", state)]:
             try:
                 codec.pack(value)
@@ -251,9 +270,19 @@ def _make(shard: Shard, cls: type[Agent], index: int, state: Any) -> Agent:
     agent = cls.__new__(cls)
     agent._shard = shard
     agent._index = index
+    give_state(agent, state)
+    return agent
+
+
+def give_state(agent: Agent, state: Any) -> None:
+    """Have an agent hold what another held."""
     restore = getattr(agent, "__setstate__", None)
     if restore is not None:
         restore(state)
-    else:
+        return
+    slots = _slots(type(agent))
+    if not slots:
         agent.__dict__.update(state)
-    return agent
+        return
+    for name, value in state.items():
+        setattr(agent, name, value)

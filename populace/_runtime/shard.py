@@ -240,7 +240,7 @@ class Shard:
         """Of single agents: the class, by import path and folder."""
         self.listeners: list[list[Any]] = []
         """What its agents listen to: index, and arguments of ``Worker.listen``."""
-        self.finished = Finished(self, worker.life) if worker.by_call else None
+        self.finished = Finished(self) if worker.by_call else None
         """Calls that were finished in this round, where they are written down one by one."""
         self.changed = True
         """Whether anything was done here since its state was last written down."""

@@ -267,8 +267,12 @@ class Worker:
             except StateError as error:
                 saved.problem = saved.problem or str(error)
                 continue
-            shard.changed = False
-            saved.parts[shard.id] = await self._states.write(request.round, shard.id, data)
+            shard.changed = not shard.quiet  # what is under way will change it
+            try:
+                saved.parts[shard.id] = await self._states.write(request.round, shard.id, data)
+            except BaseException:
+                shard.changed = True
+                raise
         return saved
 
     async def _quiet(self, shards: Iterable[Shard]) -> None:

@@ -108,6 +108,8 @@ async def forget_run(bus: Bus, settings: Settings, run: str) -> None:
         (subjects.stream_journal, subjects.env_journal(run, ">")),
         (subjects.stream_events, subjects.env_event(run, "*", ">")),
         (subjects.stream_runs, subjects.run_results(run)),
+        (subjects.stream_runs, subjects.run_messages(run)),
+        (subjects.stream_models, subjects.model_queue("*", run)),
         (subjects.stream_runs, subjects.run_status(run)),
     ):
         await bus.purge(stream, subject)

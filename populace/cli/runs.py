@@ -183,7 +183,7 @@ async def follow(
     ended: float | None = None
     away: float | None = None
     seen = False
-    still = False
+    still, last = False, 1
     subjects = settings.subjects
     async for message in bus.replay(subjects.stream_runs, (subjects.run_status(run),), idle=1.0):
         if message is None:
@@ -225,7 +225,8 @@ async def follow(
                     yield status
                 continue
             life = None
-        ended = time.monotonic() if status.kind == "ended" else ended
+        if status.kind == "ended":
+            ended, last = time.monotonic(), status.life or 1
         if status.kind == "restored":
             ended = None
         # It may have been taken up again since: then there is more to come.
@@ -233,7 +234,7 @@ async def follow(
         yield status
         if status.kind == "recorded":
             info = await find_run(bus, settings, run)
-            if info is None or info.over:
+            if info is None or (info.over and last >= info.life):
                 return
 
 

@@ -78,6 +78,8 @@ class Sweep:
             self._under_way.add(run.name)
             try:
                 outcome = await self._play(run)
+            except PopulaceError as error:  # the others are played all the same
+                outcome = Outcome(run.name, reason=str(error))
             finally:
                 self._under_way.discard(run.name)
             self.outcomes[run.name] = outcome
@@ -90,7 +92,8 @@ class Sweep:
             await submit(self._bus, self._settings, run.file.spec)
             self._say(f"{run.name}: {_values(run)}")
         elif info.state in ("paused", "failed", "cancelled"):
-            request = ManageRequest(run=run.name, action="resume")
+            budget = run.file.spec.budget
+            request = ManageRequest(run=run.name, action="resume", budget=budget)
             try:
                 await manage(self._bus, self._settings, request)
             except PopulaceError as error:

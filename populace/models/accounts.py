@@ -16,6 +16,7 @@ import yaml
 
 from shared.bus import KeyValue
 from shared.errors import BusError, InvalidInputError, RevisionConflictError
+from shared.ids import new_id
 from shared.logs import get_logger
 from shared.messages.model import ModelResponse
 from shared.messages.scenario import ModelSpec, Price
@@ -101,6 +102,8 @@ class Accounts:
 
     by: dict[tuple[int, str], Usage] = field(default_factory=dict)
     _dirty: set[int] = field(default_factory=set)
+    name: str = field(default_factory=lambda: new_id("a"))
+    """Part of the keys under which they are written: a run that goes on begins others."""
 
     def add(
         self,
@@ -305,6 +308,10 @@ class BudgetKeeper:
         self._telling: asyncio.Task[None] | None = None
         self._told_at = time.monotonic()
         self._paid_here = asyncio.Event()
+
+    def allow(self, budget: Mapping[str, Any]) -> None:
+        """Take a budget that may have been changed since."""
+        self._budget = budget
 
     async def admit(self, presumed: Spent) -> str | None:
         """Promise what a request will presumably cost.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from shared.logs import get_logger
 from shared.messages.model import Handling, ModelRequest, ModelResponse, Terms, pool_name
 from shared.messages.scenario import ModelSpec
 from shared.settings import Settings
+from shared.streams import patiently
 from shared.subjects import Subjects
 
 if TYPE_CHECKING:
@@ -198,11 +199,12 @@ class QueuedModels(ModelClient):
         timeout: float,
         terms: Terms | None = None,
         box: str = "m",
-        recall: Iterable[int] = (),
+        recall: Sequence[int] = (),
         life: int = 1,
     ) -> None:
         super().__init__(models)
         self._life = life
+        self._first_recall = min(recall, default=0)
         self._recall = {number: asyncio.Lock() for number in recall}
         self._recalled: dict[int, dict[Key, ModelResponse]] = {}
         self._bus = bus
@@ -258,6 +260,8 @@ class QueuedModels(ModelClient):
     async def request(self, model: str, request: ModelRequest) -> ModelResponse:
         """See ``ModelClient.request``."""
         self.spec(model)
+        if self._recalled and request.key[3] > self._first_recall:
+            self._forget(request.key[3])
         if request.key[3] in self._recall:
             known = await self._known(request)
             if known is not None:
@@ -284,13 +288,21 @@ class QueuedModels(ModelClient):
             self._waiting.pop(request.number, None)
             self._asked.pop(request.number, None)
 
+    def _forget(self, now: int) -> None:
+        """Let go of answers to rounds that are over."""
+        for number in [n for n in self._recalled if n < now]:
+            del self._recalled[number]
+            self._recall.pop(number, None)
+
     async def _known(self, request: ModelRequest) -> ModelResponse | None:
         """The answer that was had when this round was played before, if there was one."""
         number = request.key[3]
         async with self._recall[number]:
             if number not in self._recalled:
                 try:
-                    self._recalled[number] = await self._kept.of_round(self._run, number)
+                    self._recalled[number] = await patiently(
+                        lambda: self._kept.of_round(self._run, number), "answers that were kept"
+                    )
                 except BusError as error:
                     text = f"the answers that were kept can't be read: {error}"
                     return ModelResponse(request.number, error_kind="unreachable", error=text)

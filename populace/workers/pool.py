@@ -138,6 +138,9 @@ class WorkerPool:
             hosts = [host for host in await self._find_hosts() if host.host not in dead]
             if not hosts:
                 raise PlacementError(self._advice)
+            if self._life > 1 and missing is not None:
+                # Fewer than the run began with, if one of its hosts is gone.
+                missing = min(missing, max(1, sum(host.free for host in hosts)))
             shares = _divide(hosts, missing, at_most)
             outcomes = await asyncio.gather(
                 *(self._acquire_from(host, share, request) for host, share in shares.items()),

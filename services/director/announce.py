@@ -64,6 +64,18 @@ async def _save_info(bus: Bus, subjects: Subjects, info: RunInfo) -> None:
     raise SupersededError(f"the state of the run {info.run!r} is written by many at once")
 
 
+async def check_player(bus: Bus, subjects: Subjects, info: RunInfo) -> None:
+    """Make sure that a run is still played by the process that its state names.
+
+    Raises:
+        SupersededError: another process plays it by now.
+        BusError: the state can't be read.
+    """
+    held = await read_info(bus, subjects, info.run)
+    if held is not None and (held.life, held.player) != (info.life, info.player):
+        raise SupersededError(f"another process plays the run {info.run!r} by now")
+
+
 async def take_over(bus: Bus, subjects: Subjects, info: RunInfo, before: RunInfo) -> bool:
     """Become the one who plays a run, unless its state was changed since it was read.
 

@@ -76,6 +76,7 @@ class _Run:
     watch: asyncio.Task[None] | None = None
     control: Subscription | None = None
     cancelled: bool = False
+    paused: bool = False
 
     async def tell(self, word: str) -> None:
         """Say a word to the run's process."""
@@ -113,7 +114,7 @@ class Director:
                 self._subjects.scenario_event,
                 spec.model_dump_json(exclude_none=True).encode(),
                 headers={CONTENT_TYPE: JSON_TYPE},
-                message_id=f"scenario/{spec.run}",
+                message_id=f"scenario/{spec.run}/{new_id('s')}",
             )
             reply = Submitted(run=spec.run)
         except PopulaceError as error:
@@ -255,6 +256,13 @@ class Director:
         info = await read_info(self._bus, self._subjects, run.info.run)
         if info is None or info.over:
             raise InvalidInputError(f"the run {run.info.run!r} is over")
+        if request.action == "pause":
+            spec = await read_spec(self._bus, self._subjects, run.info.run)
+            if spec is None or spec.durability == "none" or info.not_durable:
+                raise InvalidInputError(
+                    f"the run {run.info.run!r} can't be paused, as nothing of it is kept; cancel it"
+                )
+            run.paused = True
         if not run.cancelled:
             run.cancelled = True
             await run.tell(f"{request.action} {' '.join(request.reason.split())}".strip())
@@ -298,6 +306,11 @@ class Director:
             return
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         info.state, info.reason = "failed", f"the process that played the run {how}"
+        if run.paused:
+            paused = info.model_copy(update={"state": "paused", "reason": "it was told to"})
+            if await take_over(self._bus, self._subjects, paused, info):
+                await self._tell_paused(paused)
+            return
         if run.cancelled:
             info.state = "cancelled"
             info.reason = f"it did not stop within {_CANCEL_WITHIN:g} s and was killed"
@@ -312,7 +325,7 @@ class Director:
         A run whose process dies again and again without finishing a round is paused.
         """
         spec = await read_spec(self._bus, self._subjects, info.run)
-        if spec is None or spec.durability == "none":
+        if spec is None or spec.durability == "none" or info.not_durable:
             return False
         tries = self._tries.get(info.run)
         count = tries[1] + 1 if tries is not None and tries[0] == info.rounds_done else 1
@@ -369,7 +382,7 @@ class Director:
                 alone: dict[str, RunInfo] = {}
                 for entry in await bucket.entries():
                     info = RunInfo.model_validate_json(entry.value)
-                    if info.state != "running" or await self._is_played(info.run):
+                    if info.over or info.state == "paused" or await self._is_played(info.run):
                         continue
                     alone[info.run] = info
                     # Twice, since its director's connection may be down for a moment.
@@ -385,7 +398,7 @@ class Director:
 
     async def _adopt(self, info: RunInfo) -> None:
         spec = await read_spec(self._bus, self._subjects, info.run)
-        if spec is not None and spec.durability != "none":
+        if spec is not None and spec.durability != "none" and not info.not_durable:
             await self._take_up(spec, info)
             return
         ended = info.model_copy(
@@ -417,6 +430,10 @@ class Director:
         if spec.durability == "none":
             raise InvalidInputError(
                 f"nothing was kept of the run {request.run!r} to go on from (durability: none)"
+            )
+        if info.not_durable:
+            raise InvalidInputError(
+                f"nothing is kept of the run {request.run!r} to go on from: {info.not_durable}"
             )
         if request.rounds is not None:
             if request.rounds < info.rounds_done:

@@ -34,16 +34,16 @@ from populace.errors import (
 )
 from populace.models.accounts import KEPT_FOR, Accounts, PriceTable
 from populace.personas.people import find_people
-from populace.play import Player
+from populace.play import FINISH, Player
 from populace.scenario import Scenario
 from populace.scenario_file import load_class
 from populace.world import World, open_world
-from services.director.announce import SupersededError, publish_status, save_info
+from services.director.announce import SupersededError, check_player, publish_status, save_info
 from shared import __version__
 from shared.bus import NatsBus
 from shared.code import CodeLoader
 from shared.collector import settle_collector
-from shared.errors import BusError
+from shared.errors import BusError, RemoteError
 from shared.ids import new_id
 from shared.logs import configure_logs, get_logger
 from shared.messages.control import CheckModel, ModelChecked
@@ -98,6 +98,8 @@ class Run:
         self._progressed = False
         """Whether this life has finished a round."""
         self._lost: list[str] = []
+        self._refused_before = 0
+        """Prompts that earlier lives were refused, for want of budget."""
         self._reported: dict[str, dict[str, Any]] = {}
         """What endpoints say of themselves, by model."""
         self._contexts: dict[str, int] = {}
@@ -135,6 +137,13 @@ class Run:
                 await self._accounts()  # of the round that was not finished, too
             except BusError as error:
                 _log.warning("the run's accounts can't be read", error=str(error))
+        try:
+            await patiently(
+                lambda: check_player(self._bus, self._subjects, self._info), "whose the run is"
+            )
+        except SupersededError as error:
+            _log.warning("the run is left to another", run=self._info.run, reason=str(error))
+            return
         # Told before it is noted: if this process dies between, the director tells it again.
         await self._tell(
             Status(
@@ -150,6 +159,10 @@ class Run:
         )
         with contextlib.suppress(SupersededError):
             await save_info(self._bus, self._subjects, self._info)
+        if self._info.over:
+            journals = self._subjects.env_journal(self._info.run, ">")
+            with contextlib.suppress(BusError):  # they go by themselves after a while
+                await self._bus.purge(self._subjects.stream_journal, journals)
 
     def heed(self, line: str) -> None:
         """Take a word of the director, and a reason; an empty line means that it is gone."""
@@ -175,12 +188,10 @@ class Run:
     async def _count(self, row: RoundRow) -> str:
         """Add to a round what its models were asked; says so if the budget is spent."""
         accounts = await patiently(self._accounts, "the accounts of a round")
-        usage = accounts.total(row.round)
-        row.usage = usage.plain()
-        if not usage.refused:
-            return ""
-        assert self._spec.budget is not None
+        row.usage = accounts.total(row.round).plain()
         total = accounts.total()
+        if total.refused <= self._refused_before or self._spec.budget is None:
+            return ""
         named = self._spec.budget.model_dump(exclude_none=True, exclude={"account"})
         budget = ", ".join(f"{value:,} {name}" for name, value in named.items())
         return (
@@ -206,7 +217,13 @@ class Run:
         loader = CodeLoader.from_settings(settings)
         cls, params = load_class(spec, loader)
         self._people()
-        await self._check_models()
+        try:
+            await self._check_models()
+        except ScenarioError as error:
+            if self._info.life == 1:
+                raise
+            # It was there before, and may take its time to come back: prompts wait for it.
+            _log.warning("a model is not there yet", run=self._info.run, error=str(error))
         self._info.state, self._info.reason = "running", ""
         await save_info(self._bus, self._subjects, self._info)
         lives = 0
@@ -221,7 +238,9 @@ class Run:
             try:
                 await self._live(loader, cls, params, commit)
                 return
-            except RunBrokenError as error:
+            except (RunBrokenError, BusError, RemoteError) as error:
+                if not self._may_go_on:
+                    raise
                 lives = 1 if self._progressed else lives + 1
                 if lives > _MOST_LIVES:
                     raise PausedError(
@@ -254,6 +273,8 @@ class Run:
         """Play in one world, from the last commit to the end or until the world breaks."""
         spec, settings = self._spec, self._settings
         self._progressed = False
+        accounts = await patiently(self._accounts, "the accounts of earlier lives")
+        self._refused_before = accounts.total().refused
         first = 0 if commit is None else commit.round + 1
         life = self._info.life
         folders = [] if spec.folder is None or loader.is_installed(spec.scenario) else [spec.folder]
@@ -280,7 +301,7 @@ class Run:
             by_call=spec.durability == "call",
             record_messages=spec.record_messages,
             durable=self._may_go_on,
-            recall=[first, first + 1] if life > 1 and first == 0 else [first] if life > 1 else [],
+            recall=[] if life == 1 else [*([0] if first == 0 else []), max(1, first), FINISH],
         ) as world:
             self._manifest = {
                 **self._manifest,
@@ -312,12 +333,12 @@ class Run:
                 world, scenario, self._tell, results_format=spec.results_format or "msgpack"
             )
             player.strict = spec.replay is not None and spec.replay.strict
+            player.on_uncommitted = self._not_durable
             player.must_commit = spec.durability in ("round", "call")
-            commits = Commits(world, scenario) if self._may_go_on else None
+            commits = Commits(world, scenario, self._still_mine) if self._may_go_on else None
             try:
                 await player.play(commits, commit)
             finally:
-                self._uncommitted = player.uncommitted
                 self._records = player.records
                 self._lost += world.lost
                 self._manifest["workers_lost"] = self._lost
@@ -325,6 +346,12 @@ class Run:
                     self._manifest["not_durable"] = self._uncommitted
             if spec.profile:
                 self._manifest["profile"] = await world.profile()
+
+    async def _still_mine(self) -> None:
+        await check_player(self._bus, self._subjects, self._info)
+
+    def _not_durable(self, why: str) -> None:
+        self._uncommitted = self._info.not_durable = why
 
     def _people(self) -> str | None:
         """Where the agents' personas are.
@@ -379,6 +406,7 @@ class Run:
         for _, host in world._workers:
             workers[host] = workers.get(host, 0) + 1
         return {
+            "scenario": self._spec.model_dump(mode="json", exclude_none=True),
             "scenario_sha256": hashlib.sha256(text.encode()).hexdigest(),
             "seed": self._spec.seed,
             "life": self._info.life,

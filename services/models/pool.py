@@ -367,7 +367,7 @@ class Pool:
                 continue
             for block, data in accounts.changed().items():
                 try:
-                    key = f"{run}.{self._server.bus.process}-{self.name}.{block}"
+                    key = f"{run}.{self._server.bus.process}-{accounts.name}.{block}"
                     await self._server.usage.put(key, data)
                 except BusError as error:
                     accounts.again(block)

@@ -101,7 +101,9 @@ class ModelServer:
         """The keeper of a run's budget: one for all pools of this process."""
         run = budget.get("account") or run
         held = self._budgets.get(run)
-        if held is None:
+        if held is not None:
+            held.allow(budget)
+        else:
             bucket = await self.bus.bucket(self.subjects.bucket_budgets, ttl=KEPT_FOR)
             held = self._budgets.get(run)
             if held is None:
@@ -136,7 +138,7 @@ class ModelServer:
         if status.kind == "restored":
             self.lives[status.run] = max(status.life or 1, self.lives.get(status.run, 1))
             self.over.pop(status.run, None)
-        if status.kind == "ended":
+        if status.kind == "ended" and (status.life or 1) >= self.lives.get(status.run, 1):
             self.over[status.run] = None
             self._budgets.pop(status.run, None)
             for pool in self._pools.values():

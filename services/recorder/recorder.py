@@ -97,6 +97,8 @@ class RunRecorder:
         if status.kind == "recorded":
             return
         folder = self._folder(status.run)
+        if status.kind == "ended" and (status.life or 1) < folder.life:
+            return  # of a life that another has followed
         folder.add_status(status)
         if status.kind == "ended":
             await self._finish(status.run, folder, status.life)
@@ -196,7 +198,7 @@ class RunRecorder:
                 touched = [*self._folders, *([self._trying] if self._trying else [])]
                 self._folders.clear()  # made again from what is on disk
                 self._unacknowledged.clear()
-                if isinstance(error, OSError):
+                if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
                     await self._pause_runs(touched, f"its results can't be written: {error}")
                     await asyncio.sleep(_AGAIN_AFTER)
                 await asyncio.sleep(1.0)

@@ -266,6 +266,11 @@ class RunFolder:
         self.rows_written += count
 
     @property
+    def life(self) -> int:
+        """Which life the run is in, as far as this folder knows."""
+        return self._life
+
+    @property
     def wants_events(self) -> bool:
         """Whether the scenario asks for its environments' events."""
         accepted = self._statuses.get("accepted")
@@ -330,8 +335,8 @@ class RunFolder:
             "repeated": self.repeated,
             "missing": max(0, promised - self.rows_written) if promised is not None else 0,
             "backends": sorted(self._backends),
-            **told,
             "scenario": accepted.scenario if accepted else None,
+            **told,
         }
 
     def _write_json(self, name: str, value: Any) -> None:

@@ -322,8 +322,10 @@ class Bus(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def last(self, stream: str, subject: str) -> Message | None:
+    async def last(self, stream: str, subject: str, *, exact: bool = False) -> Message | None:
         """The latest message that the stream holds on a subject (no wildcards), or None.
+
+        In a cluster any copy may answer, which may lag behind, unless it must be ``exact``.
 
         Raises:
             BusError: there is no such stream, or no answer.

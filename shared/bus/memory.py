@@ -557,7 +557,7 @@ class MemoryBus(Bus):
         """See ``Bus.bucket``."""
         return self.broker.buckets.setdefault(name, _MemoryBucket(ttl))
 
-    async def last(self, stream: str, subject: str) -> Message | None:
+    async def last(self, stream: str, subject: str, *, exact: bool = False) -> Message | None:
         """See ``Bus.last``."""
         for stored in reversed(self._stream(stream).messages.values()):
             if stored.subject == subject:

@@ -119,17 +119,30 @@ class _NatsConsumer(Consumer):
 
     async def begin_again(self) -> None:
         """Go back to the first message that an earlier taker left unacknowledged."""
-        name = self._config.durable_name or ""
-        try:
-            info = await self._js.consumer_info(self._stream, name)
-        except nats.js.errors.NotFoundError:
+        # A consumer can't go back. Another of a second name is made from there, and the first
+        # removed only then, so that a crash between loses no place.
+        first = self._config.durable_name or ""
+        found: dict[str, tuple[int, int]] = {}
+        for name in (first, f"{first}-2"):
+            with contextlib.suppress(nats.js.errors.NotFoundError):
+                info = await self._js.consumer_info(self._stream, name)
+                floor = info.ack_floor.stream_seq if info.ack_floor is not None else 0
+                start = (info.config.opt_start_seq or 1) - 1
+                found[name] = max(floor, start), info.num_ack_pending or 0
+        if not found:
             return
-        self._made = True
-        if info.num_ack_pending and info.ack_floor is not None:
+        best = max(found, key=lambda name: found[name])
+        for name in found.keys() - {best}:
             await self._js.delete_consumer(self._stream, name)
+        position, pending = found[best]
+        self._config.durable_name = best
+        self._made = True
+        if pending:
+            self._config.durable_name = first if best != first else f"{first}-2"
             self._config.deliver_policy = api.DeliverPolicy.BY_START_SEQUENCE
-            self._config.opt_start_seq = info.ack_floor.stream_seq + 1
-            self._made = False
+            self._config.opt_start_seq = position + 1
+            await self._js.add_consumer(self._stream, self._config)
+            await self._js.delete_consumer(self._stream, best)
 
     async def bind(self) -> None:
         if not self._made:
@@ -724,10 +737,10 @@ class NatsBus(Bus):
         held = self._buckets[name] = _NatsBucket(inner)
         return held
 
-    async def last(self, stream: str, subject: str) -> Message | None:
+    async def last(self, stream: str, subject: str, *, exact: bool = False) -> Message | None:
         """See ``Bus.last``."""
         try:
-            found = await self._js.get_last_msg(stream, subject, direct=True)
+            found = await self._js.get_last_msg(stream, subject, direct=not exact)
         except nats.js.errors.NotFoundError:
             return None
         except (TimeoutError, nats.errors.Error) as error:

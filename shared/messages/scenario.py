@@ -346,6 +346,8 @@ class RunInfo(BaseModel):
     """One more each time that it is taken up again, after a crash or a pause."""
     player: str = ""
     """The process that plays it; whoever is not this one has been replaced, and must stop."""
+    not_durable: str = ""
+    """Why it can't be taken up again, if that turned out."""
     rounds: int = 0
     rounds_done: int = 0
     agents: int = 0

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import populace
-from populace import Agent, Environment, Scenario, readonly
+from populace import Agent, Environment, Scenario, commits, readonly
 from populace._runtime.saving import _column, _columns
 from populace.commits import pack_scenario, state_codec, unpack_scenario
 from populace.errors import StateError
@@ -79,6 +79,24 @@ class Careful(Agent):
         assert self.handle is not None
         self.count += 1
         return self.count
+
+
+class Slotted(Agent):
+    """Keeps what it has in a slot."""
+
+    __slots__ = ("x",)
+
+    def __init__(self) -> None:
+        self.x = 1
+        self.y = 2
+
+    def add(self) -> int:
+        self.x += 1
+        return self.x
+
+
+class CarefulToo(Careful):
+    """Inherits what is kept."""
 
 
 class Shelf(Environment):
@@ -184,16 +202,18 @@ async def test_random_numbers_go_on_by_round() -> None:
         assert list(await again._made["holder"].population.draw()) == second
 
 
-async def test_hooks_decide_what_is_kept() -> None:
+@pytest.mark.parametrize("cls", [Careful, CarefulToo, Slotted])
+async def test_hooks_and_slots(cls: type[Any]) -> None:
     broker = MemoryBroker()
     async with populace.local(broker=broker, workers=1, seed=5) as world:
-        people = await world.population(Careful, count=3)
-        await people.add()
+        people = await world.population(cls, count=3, name="people")
+        first = list(await people.add())
         await world.save(0)
         kept, run = world.kept(), world.run
     async with populace.local(broker=broker, run=run, workers=1, seed=5) as again:
         await again.take_up(kept)
-        assert list(await again._made["careful"].population.add()) == [2, 2, 2]
+        back = again._made["people"].population
+        assert list(await back.add()) == [number + 1 for number in first]
 
 
 async def test_what_cannot_be_kept_is_named() -> None:
@@ -231,6 +251,9 @@ class Play(Scenario):
         self.people = await self.population(Holder, count=4)
         self.shelf = await self.environment(Shelf, "hall")
         self.history = [1, (2, 3)]
+        self.groups = 3  # given by the file, and changed
+        removed = await self.listen(self.shelf, "*", self.hear)
+        await removed.remove()
         self.dice = random.Random(4)
         self.heard: list[int] = []
         self.listener = await self.listen(self.shelf, "*", self.hear)
@@ -250,11 +273,12 @@ async def test_scenarios_are_as_they_were() -> None:
     broker = MemoryBroker()
     async with populace.local(broker=broker, workers=2, seed=5) as world:
         play = made(world)
+        before = commits.given(play)
         await play.setup()
         play.random.random()
         play.dice.random()
         await world.save(0)
-        data = pack_scenario(play, state_codec(world, play))
+        data = pack_scenario(play, state_codec(world, play), before)
         expected = play.random.random(), play.dice.random()
         kept, run = world.kept(), world.run
     async with populace.local(broker=broker, run=run, workers=1, seed=5) as again:
@@ -264,6 +288,7 @@ async def test_scenarios_are_as_they_were() -> None:
         unpack_scenario(other, state_codec(again, other), data)
         assert (other.random.random(), other.dice.random()) == expected
         assert other.history == [1, (2, 3)]
+        assert (other.groups, other.rounds) == (3, 2)
         assert other.people.count == 4
         assert [w for w, _ in await other.people.tell()] == [None] * 4
         assert await other.shelf.put("b") == 1
@@ -273,10 +298,11 @@ async def test_scenarios_are_as_they_were() -> None:
 async def test_a_scenario_that_holds_what_cannot_be_kept() -> None:
     async with populace.local(workers=1, seed=5) as world:
         play = made(world)
+        before = commits.given(play)
         await play.setup()
         play.file = object()  # type: ignore[attr-defined]
         with pytest.raises(StateError, match=r"Play\.file: a value of type builtins\.object"):
-            pack_scenario(play, state_codec(world, play))
+            pack_scenario(play, state_codec(world, play), before)
 
 
 plain = st.one_of(
@@ -307,3 +333,13 @@ def test_columns_are_for_agents_that_are_alike() -> None:
     assert _columns([one, Careful()]) is None
     assert _columns([one, None]) is None
     assert _columns([]) is None
+
+
+async def test_a_listener_that_the_world_made_is_named() -> None:
+    async with populace.local(workers=1, seed=5) as world:
+        play = made(world)
+        before = commits.given(play)
+        await play.setup()
+        play.other = await world.listen("hall", "*", print)  # type: ignore[attr-defined]
+        with pytest.raises(StateError, match=r"Play\.other: a listener that was removed, or made"):
+            pack_scenario(play, state_codec(world, play), before)
