@@ -29,6 +29,7 @@ _FLUSH_ROWS = 100_000
 _FLUSH_EVERY = 5.0
 _ACK_WAIT = 60.0
 _AGAIN_AFTER = 3.0
+_TAKEN_WITHIN = 3.0
 
 
 class RunRecorder:
@@ -204,16 +205,26 @@ class RunRecorder:
                 await asyncio.sleep(1.0)
 
     async def _pause_runs(self, runs: list[str], reason: str) -> None:
-        """Stop what would only fill the stream: it can go on once results can be written."""
-        for run in runs:
-            with contextlib.suppress(BusError, RemoteError):  # it may be over
+        """Stop what would only fill the stream: it can go on once results can be written.
+
+        Who waits for one that is over is told why it is not recorded yet.
+        """
+
+        async def pause(run: str) -> None:
+            try:
                 await ask(
                     self._bus,
                     self._subjects.run_control(run),
                     ControlRequest(action="pause", reason=reason),
                     ControlReply,
                     timeout=5,
+                    patience=_TAKEN_WITHIN,  # it may just be beginning
                 )
+            except (BusError, RemoteError):
+                told = f"{reason}; it is tried again until that is mended"
+                await self._tell(run, self._base / run, None, told, life=None)
+
+        await asyncio.gather(*(pause(run) for run in runs))
 
     def stats(self) -> dict[str, Any]:
         """What is shown in STATS."""
