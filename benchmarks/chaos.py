@@ -16,6 +16,7 @@ import asyncio
 import itertools
 import json
 import random
+import shutil
 import statistics
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from benchmarks.harness import machine
 from benchmarks.installation import MODULES, ROOT, Installation
 from populace.cli.runs import Outcome, follow, submit
 from shared.bus import NatsBus
+from shared.errors import PopulaceError
 from shared.ids import new_id
 from shared.messages.scenario import ScenarioSpec
 
@@ -171,6 +173,8 @@ class Chaos:
             outcome = await following
         except TimeoutError:
             outcome = Outcome(run, state=None, reason="it did not end")
+        except PopulaceError as error:
+            outcome = Outcome(run, state=None, reason=str(error))
         found.runs += 1
         found.kills += here
         requests = model.requests[first:]
@@ -246,8 +250,8 @@ def _under_way(asked: Asked, kill: Kill) -> bool:
     return asked.began <= until and asked.ended + _JUST_ANSWERED >= kill.at
 
 
-async def play(kills: int, agents: int, seed: int) -> Found:
-    """Kill so many processes, over as many runs as it takes."""
+async def play(kills: int, agents: int, seed: int, keep: Path | None = None) -> Found:
+    """Kill so many processes, over as many runs as it takes; the services' logs can be kept."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         installation = Installation(Path(folder))
         installation.start_cluster()
@@ -266,6 +270,10 @@ async def play(kills: int, agents: int, seed: int) -> Found:
                 return chaos.found
         finally:
             installation.close()
+            if keep is not None and Path(folder).exists():
+                shutil.copytree(
+                    folder, keep, ignore=shutil.ignore_patterns("nats*", "runs"), dirs_exist_ok=True
+                )
 
 
 def summary(found: Found) -> dict[str, Any]:
@@ -302,9 +310,10 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--agents", type=int, default=150)
+    parser.add_argument("--logs", type=Path, help="a folder to keep the services' logs in")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    found = asyncio.run(play(given.kills, given.agents, given.seed))
+    found = asyncio.run(play(given.kills, given.agents, given.seed, given.logs))
     told = summary(found)
     if given.json:
         sys.stdout.write(json.dumps(told) + "\n")
