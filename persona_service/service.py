@@ -43,6 +43,7 @@ from shared.messages.persona import (
 from shared.service import ServiceContext, answer_request, ask
 from shared.streams import (
     append_patiently,
+    ensure_stream,
     ensure_streams,
     persona_work_stream,
     persona_written_stream,
@@ -303,8 +304,8 @@ class PersonaService:
     async def run(self) -> None:
         """Serve until told to stop."""
         await ensure_streams(self._bus, self._subjects)
-        await self._bus.ensure_stream(persona_work_stream(self._subjects))
-        await self._bus.ensure_stream(persona_written_stream(self._subjects))
+        await ensure_stream(self._bus, persona_work_stream(self._subjects))
+        await ensure_stream(self._bus, persona_written_stream(self._subjects))
         await self._context.announce(
             "Draws populations from distributions and has their people written",
             stats=lambda: {

@@ -141,7 +141,7 @@ async def ensure_streams(bus: Bus, subjects: Subjects) -> None:
     """Make all streams that aren't there; any process may be the first to come.
 
     Raises:
-        BusError: the broker has no JetStream, or refuses.
+        BusError: the broker has no JetStream, or refuses, though it was tried for a while.
     """
     for make in (
         scenarios_stream,
@@ -152,7 +152,16 @@ async def ensure_streams(bus: Bus, subjects: Subjects) -> None:
         states_stream,
         kept_stream,
     ):
-        await bus.ensure_stream(make(subjects))
+        await ensure_stream(bus, make(subjects))
+
+
+async def ensure_stream(bus: Bus, spec: StreamSpec) -> None:
+    """Make a stream, trying for a while: a cluster that has lost a node needs some seconds.
+
+    Raises:
+        BusError: it can't be made.
+    """
+    await patiently(lambda: bus.ensure_stream(spec), f"the stream {spec.name}")
 
 
 async def append_patiently(

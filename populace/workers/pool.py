@@ -32,7 +32,7 @@ _LEASE_EVERY = 0.5
 _LEASE_MISSES = 3
 _ACQUIRE_TIMEOUT = 60.0
 _ACQUIRE_EACH = 0.5
-_PATIENCE, _LONG_PATIENCE = 10.0, 60.0
+_PATIENCE, _LONG_PATIENCE, _LOOK_AGAIN = 10.0, 60.0, 0.5
 
 OnLost = Callable[[str, str], None]
 """Told of a worker that is gone, and why."""
@@ -132,10 +132,16 @@ class WorkerPool:
     ) -> list[tuple[str, str]]:
         """Get workers from all hosts that offer some; hosts that have just died are left out."""
         dead: set[str] = set()
+        until = time.monotonic() + _LONG_PATIENCE
         found: list[tuple[str, str]] = []
         missing = count
         while True:
             hosts = [host for host in await self._find_hosts() if host.host not in dead]
+            if not hosts and self._life > 1 and time.monotonic() < until:
+                # Those that died may be starting again, under the same names.
+                dead.clear()
+                await asyncio.sleep(_LOOK_AGAIN)
+                continue
             if not hosts:
                 raise PlacementError(self._advice)
             if self._life > 1 and missing is not None:

@@ -24,7 +24,7 @@ from shared.messages.control import CheckModel, ModelChecked
 from shared.messages.model import pool_name
 from shared.messages.scenario import ModelSpec, Status
 from shared.service import ServiceContext, serve
-from shared.streams import cache_stream, ensure_streams, kept_stream
+from shared.streams import cache_stream, ensure_stream, ensure_streams, patiently
 
 _log = get_logger(__name__)
 
@@ -273,9 +273,10 @@ class ModelServer:
     async def run(self) -> None:
         """Serve until told to stop."""
         await ensure_streams(self.bus, self.subjects)
-        await self.bus.ensure_stream(kept_stream(self.subjects))
-        await self.bus.ensure_stream(cache_stream(self.subjects))
-        self.usage = await self.bus.bucket(self.subjects.bucket_usage, ttl=KEPT_FOR)
+        await ensure_stream(self.bus, cache_stream(self.subjects))
+        self.usage = await patiently(
+            lambda: self.bus.bucket(self.subjects.bucket_usage, ttl=KEPT_FOR), "the accounts"
+        )
         self.bus.on_event(self._event)
         await self.bus.subscribe(self.subjects.run_status(), self._status)
         await serve(self.bus, self.subjects.model_check, CheckModel, self.check, queue="models")
