@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs if needed, then runs the tests.
-#   deploy/test.sh [--vllm] [options of pytest]
+#   deploy/test.sh [--slow] [--vllm] [options of pytest]
+# --slow adds those that kill and wait for minutes.
 # --vllm adds those with a real vLLM on the CPU, for which it makes an environment (3.5 GB).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

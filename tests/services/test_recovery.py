@@ -202,13 +202,15 @@ async def the_player(installation: Installation, bus: NatsBus, run: str) -> None
     player.kill()
 
 
-async def test_a_worker_is_killed_with_two_thousand_agents(
-    installation: Installation, bus: NatsBus, endpoint: Endpoint
+@pytest.mark.parametrize("agents", [AGENTS, pytest.param(2000, marks=pytest.mark.slow)])
+async def test_a_worker_is_killed(
+    installation: Installation, bus: NatsBus, endpoint: Endpoint, agents: int
 ) -> None:
-    await disturbed(bus, installation, endpoint, a_worker, agents=2000)
+    await disturbed(bus, installation, endpoint, a_worker, agents=agents)
 
 
-@pytest.mark.parametrize("at", [0.2, pytest.param(2.6, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [0.2, 2.6])
 async def test_a_worker_is_killed_in_the_first_round_and_in_the_last(
     installation: Installation, bus: NatsBus, endpoint: Endpoint, at: float
 ) -> None:
@@ -353,6 +355,7 @@ async def test_a_finished_run_is_given_more_rounds(
     assert manifest["accepted"] < manifest["started"] < manifest["ended"]
 
 
+@pytest.mark.slow
 async def test_a_run_goes_on_with_a_larger_budget(
     installation: Installation, bus: NatsBus, endpoint: Endpoint
 ) -> None:
@@ -421,7 +424,7 @@ async def test_events_are_heard_once_whatever_dies(
         assert row.values == {"heard": [events] * 8, "told": events, "total": 8 * events}
 
 
-@pytest.mark.parametrize("durability", ["call", "round"])
+@pytest.mark.parametrize("durability", ["call", pytest.param("round", marks=pytest.mark.slow)])
 async def test_what_agents_have_finished_is_not_done_again(
     installation: Installation, bus: NatsBus, durability: str
 ) -> None:
@@ -484,6 +487,7 @@ async def test_what_cannot_be_written_down(installation: Installation, bus: Nats
     assert "Locker.lock of lockers/0" in manifest["not_durable"]
 
 
+@pytest.mark.slow
 async def test_a_run_that_breaks_again_and_again_is_paused(
     installation: Installation, bus: NatsBus
 ) -> None:
@@ -524,6 +528,7 @@ async def test_one_of_three_brokers_dies(tmp_path: Path, endpoint: Endpoint) -> 
 
 
 # Results that can't be written
+@pytest.mark.slow
 async def test_a_folder_that_cannot_be_written(
     installation: Installation, bus: NatsBus, endpoint: Endpoint
 ) -> None:

@@ -192,6 +192,7 @@ def test_run_does_it_all_and_leaves_nothing(shell: Shell) -> None:
     assert {p.name for p in folder.iterdir()} == {"answers.parquet", "manifest.json", "rounds.json"}
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_no_trouble(shell: Shell) -> None:
     import socket
 
@@ -208,6 +209,7 @@ def test_a_taken_port_is_no_trouble(shell: Shell) -> None:
         assert shell.run("down")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_dead_model_endpoint(shell: Shell) -> None:
     file = shell.folder / "dead.yaml"
     source = ROOT / "examples/guess_two_thirds"
@@ -235,7 +237,9 @@ def _until_progress(process: subprocess.Popen[str], shell: Shell) -> None:
     raise AssertionError("the run ended before it could be interrupted")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_interrupted_runs_keep_what_they_have(shell: Shell, number: int) -> None:
     process = shell.start("run", DUMMY, "--agents", "100", "--rounds", "100", *SLOW)
     _until_progress(process, shell)
@@ -266,6 +270,7 @@ def test_interrupted_while_starting(shell: Shell) -> None:
     assert not shell.left()
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_cleaned_up_by_down(shell: Shell) -> None:
     process = shell.start("run", DUMMY, "--agents", "100", "--rounds", "100", *SLOW)
     _until_progress(process, shell)
@@ -308,6 +313,7 @@ def test_services_of_others_are_used(shell: Shell, services: Services) -> None:
     assert not (shell.folder / ".populace" / "stack.json").exists()
 
 
+@pytest.mark.slow
 def test_populations_are_drawn_stored_and_shown(shell: Shell) -> None:
     code, out, err = shell.run("personas", "sample", "education", "--size", "500", "--json")
     assert (code, err) == (0, "")
@@ -330,6 +336,7 @@ def test_populations_are_drawn_stored_and_shown(shell: Shell) -> None:
         assert complaint in one_sentence(err)
 
 
+@pytest.mark.slow
 def test_people_are_written_imported_and_exported(shell: Shell, services: Services) -> None:
     """Against services that run elsewhere; a stack of its own is what ``populace run`` tests."""
     more = {
