@@ -1,6 +1,6 @@
 """How long a run stands still when a worker dies, and what surviving costs while nothing does.
 
-python -m benchmarks.recovery [--kills N] [--million N] [--repeats N] [--json]
+python -m benchmarks.recovery [--kills N] [--agents N] [--million N] [--repeats N] [--json]
 
 Recovery: a worker of a run is killed with kill -9 in the middle of a round; the time is from there
 to the first request that the model gets from the run's next life.
@@ -142,7 +142,7 @@ async def cost(
     return {"none": round(none, 3), "round": round(kept, 3), "ratio": round(kept / none, 3)}
 
 
-async def measure(kills: int, million: int, repeats: int) -> dict[str, Any]:
+async def measure(kills: int, agents: int, million: int, repeats: int) -> dict[str, Any]:
     """All of it."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         installation = Installation(Path(folder))
@@ -160,9 +160,9 @@ async def measure(kills: int, million: int, repeats: int) -> dict[str, Any]:
                         "median": round(statistics.median(times), 2),
                         "max": round(max(times), 2),
                     }
-                if repeats:
-                    found["model_2000"] = await cost(
-                        installation, bus, lambda d: diaries(model, 2000, d), repeats
+                if repeats and agents:
+                    found[f"model_{agents}"] = await cost(
+                        installation, bus, lambda d: diaries(model, agents, d), repeats
                     )
             if repeats and million:
                 for wait in (0.0, 1.0):
@@ -182,11 +182,12 @@ def main() -> int:
     """Run it; returns 1 if a recovery took longer than it may."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--agents", type=int, default=2000)
     parser.add_argument("--million", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    found = asyncio.run(measure(given.kills, given.million, given.repeats))
+    found = asyncio.run(measure(given.kills, given.agents, given.million, given.repeats))
     if given.json:
         sys.stdout.write(json.dumps(found) + "\n")
     else:

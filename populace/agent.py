@@ -117,6 +117,9 @@ class Agent(metaclass=_AgentType):
         held = getattr(self, "_memory", None)
         if held is None:
             held = self._memory = Memory()
+            shard = getattr(self, "_shard", None)
+            if shard is not None:
+                shard.some_remember = True
         return held
 
     @property
@@ -183,6 +186,7 @@ class Agent(metaclass=_AgentType):
         """The number of this agent's next call to an environment, from 1."""
         number: int = getattr(self, "_deeds", 0) + 1
         self._deeds = number
+        self._shard.some_did = True
         return number
 
     # The function itself: one coroutine less for each of a million sleepers.

@@ -8,6 +8,7 @@ happen, after it it did. Whoever takes the run up again begins from the last com
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -111,6 +112,7 @@ class Commits:
         self._codec = state_codec(world, scenario)
         self._store = StateStore(world._bus, world._subjects, world.run, world.life)
         self._owner: SavedPart | None = None
+        self._cleaning: asyncio.Task[None] | None = None
 
     async def commit(self, round_number: int, rows: list[RoundRow], records: int) -> None:
         """Commit a round.
@@ -140,17 +142,38 @@ class Commits:
             return await world._bus.append(subject, pack_plain(told), message_id=name, timeout=3.0)
 
         sequence = await patiently(append, "committing a round")
-        # From here on the round has happened; what it replaces can go.
+        # From here on the round has happened; what it replaces can go, while the next one begins.
+        await self.close()
+        self._cleaning = asyncio.ensure_future(
+            self._clean(round_number, sequence, before, world.replaced())
+        )
+
+    async def _clean(
+        self,
+        round_number: int,
+        sequence: int,
+        owner: SavedPart | None,
+        replaced: list[tuple[str, SavedPart]],
+    ) -> None:
+        """Remove what a commit has replaced."""
+        world = self._world
+        states, subjects = world._subjects.stream_states, world._subjects
         try:
-            await world._bus.purge(world._subjects.stream_states, subject, before=sequence)
-            if before is not None:
-                await self._store.drop(_OWNER, before)
-            await world.forget()
+            commits = subjects.run_state(world.run, _LAST, _COMMIT)
+            await world._bus.purge(states, commits, before=sequence)
+            if owner is not None:
+                await self._store.drop(_OWNER, owner)
+            for name, part in replaced:
+                await self._store.drop(name, part)
             # What was finished within a round that is committed is part of its state.
-            finished = world._subjects.run_finished(world.run, round_number)
-            await world._bus.purge(world._subjects.stream_states, finished)
+            await world._bus.purge(states, subjects.run_finished(world.run, round_number))
         except BusError as error:  # it takes up room, and does no harm
             _log.warning("an earlier round's state was not removed", error=str(error))
+
+    async def close(self) -> None:
+        """Wait until what the last commit has replaced is removed."""
+        if self._cleaning is not None:
+            await self._cleaning
 
     async def take_up(self, commit: Commit) -> None:
         """Make world and scenario as they were.

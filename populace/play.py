@@ -87,6 +87,8 @@ class Player:
             await self._round(number)
         self._world._caller.round = FINISH
         await self._unless_broken(scenario.finish())
+        if commits is not None:
+            await commits.close()
         return self.rows
 
     async def _unless_broken(self, work: Coroutine[Any, Any, Any]) -> None:

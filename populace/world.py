@@ -296,7 +296,7 @@ class World:
     async def save(self, round_number: int) -> None:
         """Write down what all agents and environments hold, where it has changed.
 
-        What that replaces is dropped by ``forget``, once the round is committed.
+        What that ``replaced`` can be dropped once the round is committed.
 
         Raises:
             StateError: one holds something that can't be written down; it is named.
@@ -363,10 +363,10 @@ class World:
             before = now
         _log.warning("events went on after the round's end", run=self.run, round=round_number)
 
-    async def forget(self) -> None:
-        """Drop what the last ``save`` has replaced."""
+    def replaced(self) -> list[tuple[str, SavedPart]]:
+        """What the last ``save`` has replaced, by shard; it can be dropped after the commit."""
         replaced, self._replaced = self._replaced, []
-        await asyncio.gather(*(self._states.drop(shard, part) for shard, part in replaced))
+        return replaced
 
     def kept(self) -> dict[str, Any]:
         """What has to be known, besides the parts, to make this world again; plain values."""

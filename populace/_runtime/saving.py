@@ -113,10 +113,10 @@ def pack_shard(shard: Shard) -> bytes:
     """
     codec = shard.worker.codec
     agents = shard.agents
-    deeds = [getattr(agent, "_deeds", 0) for agent in agents]
+    deeds = [getattr(agent, "_deeds", 0) for agent in agents] if shard.some_did else []
     memories = {
         index: memory.messages
-        for index, agent in enumerate(agents)
+        for index, agent in enumerate(agents if shard.some_remember else ())
         if (memory := getattr(agent, "_memory", None)) is not None and memory.messages
     }
     row = [
@@ -246,6 +246,7 @@ def unpack_shard(
     for index, number in enumerate(deeds or ()):
         if number:
             shard.agents[index]._deeds = number
+            shard.some_did = True
     for index, messages in memories.items():
         shard.agents[index].memory.messages = messages
     shard.worker.agents_created(len(shard.agents))

@@ -236,6 +236,9 @@ class Shard:
         self.agents: list[Any] = [None] * size
         self.people: People | None = None
         """Who its agents are, where that was said."""
+        self.some_did = self.some_remember = False
+        """Whether any of its agents has called an environment, or has a memory: most don't, and
+        need not be asked one by one."""
         self.made_of: dict[int, tuple[str, str | None]] = {}
         """Of single agents: the class, by import path and folder."""
         self.listeners: list[list[Any]] = []
