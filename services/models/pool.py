@@ -40,6 +40,8 @@ _REMEMBER = 30.0
 _REMEMBER_BYTES = 64 << 20
 _LATENCIES = 2000
 _HAND_ON_AFTER = 0.1
+_FETCH_WITHIN = 0.5
+"""Seconds that one look into the queue may take; a service that is to stop waits for it."""
 
 
 class _Lot:
@@ -153,7 +155,7 @@ class Pool:
             # A message holds a few prompts; taking one at a time near the limit keeps this
             # worker from hoarding what others could answer.
             wanted = max(1, min(_MOST_MESSAGES, free // _PER_MESSAGE))
-            for delivery in await consumer.fetch(wanted, timeout=2.0):
+            for delivery in await consumer.fetch(wanted, timeout=_FETCH_WITHIN):
                 self._take(delivery)
 
     def _take(self, delivery: Delivery) -> None:

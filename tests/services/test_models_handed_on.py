@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import Any
 
+import pytest
+
 from populace.models.accounts import Accounts
 from shared.bus import NatsBus
 from shared.messages.model import Terms
@@ -21,6 +23,7 @@ from tests.services.test_models_under_fire import (
 )
 
 
+@pytest.mark.slow
 async def test_a_service_without_a_share_hands_on_what_it_took(
     three: Any,  # noqa: F811
     endpoint: Endpoint,
@@ -72,6 +75,7 @@ async def test_a_service_that_stops_finishes_and_hands_on(
     await bus.drain()
 
 
+@pytest.mark.slow
 async def test_what_was_taken_of_a_run_that_is_over_is_not_asked(
     services: Services, endpoint: Endpoint
 ) -> None:

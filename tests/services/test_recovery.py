@@ -220,9 +220,9 @@ async def test_a_worker_is_killed_in_the_first_round_and_in_the_last(
 @pytest.mark.parametrize(
     "victim",
     [
-        "recorder",
-        "agent_host",
         "director",
+        pytest.param("recorder", marks=pytest.mark.slow),
+        pytest.param("agent_host", marks=pytest.mark.slow),
         pytest.param("env_service", marks=pytest.mark.slow),
         pytest.param("models", marks=pytest.mark.slow),
     ],
@@ -233,6 +233,7 @@ async def test_a_service_is_killed_and_started_again(
     await disturbed(bus, installation, endpoint, a_service(victim))
 
 
+@pytest.mark.slow
 async def test_the_process_that_plays_the_run_is_killed(
     installation: Installation, bus: NatsBus, endpoint: Endpoint
 ) -> None:
@@ -392,6 +393,7 @@ async def test_nothing_is_kept_where_that_is_asked_for(
         await resume(bus, installation, run, rounds=5)
 
 
+@pytest.mark.slow
 async def test_events_are_heard_once_whatever_dies(
     installation: Installation, bus: NatsBus
 ) -> None:
@@ -563,6 +565,7 @@ def small_disk(shared_installation: Installation) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(runs)], check=True)
 
 
+@pytest.mark.slow
 async def test_a_disk_that_fills_up(
     small_disk: Path, installation: Installation, bus: NatsBus, endpoint: Endpoint
 ) -> None:

@@ -75,7 +75,9 @@ async def test_what_is_not_wanted_any_more_is_not_tried_again(endpoint: Endpoint
     await one.backend.close()
 
 
-@pytest.mark.parametrize("status", [502, 503, 504])
+@pytest.mark.parametrize(
+    "status", [503, *(pytest.param(s, marks=pytest.mark.slow) for s in (502, 504))]
+)
 async def test_a_gateway_without_a_server_is_waited_for(endpoint: Endpoint, status: int) -> None:
     """As an endpoint that can't be reached is: a server that loads a model takes its time."""
     backend = OpenAIBackend(endpoint.url, "m", patience=30)
