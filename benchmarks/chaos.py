@@ -35,7 +35,9 @@ from populace.cli.runs import Outcome, follow, submit
 from shared.bus import NatsBus
 from shared.errors import PopulaceError
 from shared.ids import new_id
+from shared.logs import configure_logs
 from shared.messages.scenario import ScenarioSpec
+from shared.settings import Settings
 
 SLOTS = 48
 ROUNDS = 3
@@ -313,6 +315,7 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, help="a folder to keep the services' logs in")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    configure_logs(Settings(log_level="error"), service="chaos")
     found = asyncio.run(play(given.kills, given.agents, given.seed, given.logs))
     told = summary(found)
     if given.json:
