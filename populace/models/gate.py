@@ -24,6 +24,8 @@ _MUCH, _SOME, _FEW = 0.25, 0.15, 4
 signs of it that may be chance."""
 _WINDOW = 0.5
 _TRY_AGAIN = 20
+_UNKEPT = 2
+"""Times the slots: as many answers may wait to be stored while more is asked."""
 
 
 class Gate:
@@ -44,7 +46,7 @@ class Gate:
         self._freed = asyncio.Event()
         self._inside = 0
         self.unkept = 0
-        """Answers that came and are not stored yet; while they are as many as slots, nothing more
+        """Answers that came and are not stored yet; while they are twice the slots, nothing more
         leaves, so that no crash costs more than that."""
         self._queue: deque[asyncio.Future[bool]] = deque()
         self._closed = False
@@ -68,7 +70,7 @@ class Gate:
 
     @property
     def _has_room(self) -> bool:
-        return self._inside < self.limit and self.unkept <= self.limit
+        return self._inside < self.limit and self.unkept <= _UNKEPT * self.limit
 
     def kept(self, count: int) -> None:
         """Answers were stored."""
