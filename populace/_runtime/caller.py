@@ -77,7 +77,7 @@ class Caller:
         """What goes out before the queue, in order: queues, and senders of population calls."""
         self._scheduled = False
         self._calls = 0
-        self.deeds = 0
+        self._deeds = 0
         """Calls to environments so far that no agent made."""
         self.steps = 0
         """Population calls so far."""
@@ -137,8 +137,7 @@ class Caller:
         by = calling()
         if by is not None:
             by.note_call(placeholder)
-            if (finished := by.group.shard.finished) is not None:
-                finished.mix([by.index])
+            by.group.shard.mix([by.index])
         key = self._key(by) if shard[0] == ENVIRONMENT else None
         if by is not None and by.group.shard.replaying:
             return placeholder  # it was made when this was done for the first time
@@ -162,8 +161,8 @@ class Caller:
         if by is not None:
             agent = by.group.shard.agents[by.index]
             return [agent.id, "", agent._next_deed()]
-        self.deeds += 1
-        return ["", self.inbox, self.deeds]
+        self._deeds += 1
+        return ["", self.inbox, self._deeds]
 
     def _schedule(self) -> None:
         if not self._scheduled:
@@ -332,8 +331,7 @@ class Caller:
         if by is not None:
             options["chains"] = [chain_of(by)]
             options["agent"] = True
-            if (finished := by.group.shard.finished) is not None:
-                finished.mix([by.index])
+            by.group.shard.mix([by.index])
 
         def make(part: slice) -> list[OpenCall]:
             if answers.cancelled():

@@ -168,8 +168,8 @@ class Finished:
             held, value, error, cost, seconds = outcome
             try:
                 _give(self._shard.agents[index], held)
-            except Exception as error:  # the agent's own code
-                _log.warning("a finished call is done again", error=str(error))
+            except Exception as raised:  # the agent's own code
+                _log.warning("a finished call is done again", error=str(raised))
                 left.append(position)
                 continue
             spent = None if cost is None else _cost(cost)

@@ -9,7 +9,7 @@ import inspect
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
@@ -282,6 +282,11 @@ class Shard:
         self.changed = True
         self._groups.append(group)
         self._schedule()
+
+    def mix(self, indexes: Iterable[int]) -> None:
+        """These agents have to do with others in this round; see ``finished``."""
+        if self.finished is not None:
+            self.finished.mix(indexes)
 
     @property
     def quiet(self) -> bool:

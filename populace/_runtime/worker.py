@@ -407,8 +407,8 @@ class Worker:
                 described = [type(error).__name__, str(error), ""]
                 self._outbox.send(caller, [batch.REFUSED, [[columns[0], described]]])
             return
-        if shard.finished is not None and "agent" in group.options:
-            shard.finished.mix(group.indexes)
+        if "agent" in group.options:
+            shard.mix(group.indexes)
         key = (caller, group.number)
         if key in self._open or key in self._finished:
             return  # it was sent twice, since the connection broke
@@ -664,8 +664,7 @@ class Worker:
         options: dict[str, Any] = {"round": event.round, "storm": event.storm}
         if isinstance(shard, Stage):  # it hears of each event once
             options["keys"] = [[event.by, f"{event.path}>{method}", event.number]]
-        if shard.finished is not None:
-            shard.finished.mix([index])
+        shard.mix([index])
         fields = [0, method, [[batch.SHARED, event]], {}, [index, index + 1], options]
         group = Group(shard, self._internal, fields, 0)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

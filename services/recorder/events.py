@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+
+from services.recorder.messages import write_table
 
 SCHEMA = pa.schema(
     [
@@ -75,6 +76,4 @@ class EventTable:
         table = pa.table(
             [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
         )
-        draft = path.with_suffix(".tmp")
-        pq.write_table(table, draft, compression="zstd")
-        draft.rename(path)
+        write_table(table, path)

@@ -109,7 +109,7 @@ class MessageTable:
             schema=SCHEMA,
         )
         self._part += 1
-        _write(table, self._parts / f"{self._part:06d}.parquet")
+        write_table(table, self._parts / f"{self._part:06d}.parquet")
         self._columns = [[] for _ in SCHEMA]
 
     def restore(self, round_number: int) -> None:
@@ -119,7 +119,7 @@ class MessageTable:
             table = pq.read_table(file)
             kept = table.filter(pc.field("round") <= round_number)
             if kept.num_rows < table.num_rows:
-                _write(kept, file)
+                write_table(kept, file)
 
     def finish(self) -> int:
         """Write ``messages.parquet`` if there are any; returns how many."""
@@ -138,7 +138,8 @@ class MessageTable:
         return count
 
 
-def _write(table: pa.Table, path: Path) -> None:
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write a file whole, or not at all."""
     draft = path.with_suffix(".tmp")
     pq.write_table(table, draft, compression="zstd")
     draft.rename(path)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from services.recorder.events import EventTable
-from services.recorder.messages import MessageTable
+from services.recorder.messages import MessageTable, write_table
 from shared.errors import CodecError
 from shared.messages.scenario import RoundRow, Status
 
@@ -113,24 +113,19 @@ class RunFolder:
             self.rows_written += table.num_rows
             self._part = max(self._part, int(file.stem))
 
-    def restore(self, round_number: int, life: int) -> None:
+    def _restore_to(self, round_number: int) -> None:
         """Forget what earlier lives recorded of later rounds than this one.
 
         The run goes on from that round's end; a record that comes late of an earlier life counts
         no more.
         """
-        self._life = max(self._life, life)
         self.flush()
         self._messages.restore(round_number)
         for file in sorted(self._parts.glob("*.parquet")):
             table = pq.read_table(file)
             kept = table.filter(pc.field("round") <= round_number)
             if kept.num_rows < table.num_rows:
-                draft = file.with_suffix(".tmp")
-                pq.write_table(kept, draft, compression="zstd")
-                draft.rename(file)
-        self._rounds = {n: row for n, row in self._rounds.items() if n <= round_number}
-        self._statuses.pop("ended", None)
+                write_table(kept, file)
         self._read_parts()
 
     @property
@@ -141,7 +136,7 @@ class RunFolder:
     def add_status(self, status: Status) -> None:
         """Take a status event."""
         if status.kind == "restored":
-            self.restore(status.round or 0, status.life or 1)
+            self._restore_to(status.round or 0)
         if status.kind in ("accepted", "started", "round_finished", "restored", "ended"):
             with (self._parts / "statuses.jsonl").open("a") as notes:
                 # A line before may have been cut short, when the disk was full.
@@ -259,9 +254,7 @@ class RunFolder:
             table = table.append_column(_persona_field(name, table), pa.array(cells))
         self._personas = {}
         self._part += 1
-        draft = self._parts / f"{self._part:06d}.tmp"
-        pq.write_table(table, draft, compression="zstd")
-        draft.rename(draft.with_suffix(".parquet"))
+        write_table(table, self._parts / f"{self._part:06d}.parquet")
         self._columns = [[] for _ in SCHEMA]
         self.rows_written += count
 
