@@ -9,7 +9,9 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from populace._runtime.caller import Caller
 from populace._runtime.listening import Listener, Listening, path_of
@@ -60,6 +62,8 @@ from shared.settings import Settings, load_settings
 from shared.streams import ensure_streams
 
 _log = get_logger(__name__)
+
+Reply = TypeVar("Reply", bound=BaseModel)
 
 SINGLE = "single"
 """Name of the population that agents made one by one belong to."""
@@ -296,7 +300,7 @@ class World:
     async def save(self, round_number: int) -> None:
         """Write down what all agents and environments hold, where it has changed.
 
-        What that ``replaced`` can be dropped once the round is committed.
+        What that replaces is in ``replaced``, to be dropped once the round is committed.
 
         Raises:
             StateError: one holds something that can't be written down; it is named.
@@ -306,18 +310,7 @@ class World:
         workers = [w for w, _ in [*self._workers, *self._isolated]] + self._keeping.workers
         if self._keeping.known:
             await self._settle(workers, round_number)
-        outcomes = await asyncio.gather(
-            *(
-                ask(
-                    self._bus,
-                    self._subjects.worker(worker, "save"),
-                    SaveShards(round=round_number),
-                    ShardsSaved,
-                    timeout=_SAVE_WITHIN,
-                )
-                for worker in workers
-            )
-        )
+        outcomes = await self._ask_all(workers, "save", round_number, ShardsSaved)
         problems = [o.problem for o in outcomes if o.problem]
         if problems:
             raise StateError(problems[0])
@@ -338,23 +331,30 @@ class World:
                     self._replaced.append((shard, before))
                 self._parts[shard] = part
 
+    async def _ask_all(
+        self, workers: list[str], verb: str, round_number: int, reply: type[Reply]
+    ) -> list[Reply]:
+        """Ask workers for something at the end of a round."""
+        request = SaveShards(round=round_number)
+        return await asyncio.gather(
+            *(
+                ask(
+                    self._bus,
+                    self._subjects.worker(worker, verb),
+                    request,
+                    reply,
+                    timeout=_SAVE_WITHIN,
+                )
+                for worker in workers
+            )
+        )
+
     async def _settle(self, workers: list[str], round_number: int) -> None:
         """Wait until no event is on its way any more, nor what it leads to; with a bound."""
         before = -1
         until = time.monotonic() + _SETTLED_WITHIN
         while time.monotonic() < until:
-            outcomes = await asyncio.gather(
-                *(
-                    ask(
-                        self._bus,
-                        self._subjects.worker(worker, "settle"),
-                        SaveShards(round=round_number),
-                        Settled,
-                        timeout=_SAVE_WITHIN,
-                    )
-                    for worker in workers
-                )
-            )
+            outcomes = await self._ask_all(workers, "settle", round_number, Settled)
             await self._bus.flush()  # the scenario may listen as well
             await asyncio.sleep(0)
             now = sum(outcome.activity for outcome in outcomes)
