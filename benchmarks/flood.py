@@ -35,7 +35,7 @@ def peaks(ground: Ground) -> Iterator[dict[str, float]]:
     def look() -> None:
         for name, processes in (
             ("caller", [psutil.Process()]),
-            ("worker", ground.host.children()),
+            ("worker", ground.host.children(recursive=True)),
             ("broker", [ground.broker]),
         ):
             for process in processes:

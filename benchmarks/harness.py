@@ -40,7 +40,7 @@ class Ground:
     def cpu(self) -> dict[str, float]:
         """CPU seconds so far of caller (this process), workers and broker."""
         workers = 0.0
-        for child in self.host.children():
+        for child in self.host.children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 workers += cpu_seconds(child)
         return {

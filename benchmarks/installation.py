@@ -183,14 +183,11 @@ class Installation:
         with contextlib.suppress(psutil.Error):
             psutil.Process(pid).kill()
 
-    def children(self, name: str, module: str) -> list[psutil.Process]:
-        """Processes that a service has started, by a part of their command lines."""
+    def forked(self, name: str) -> list[psutil.Process]:
+        """Processes that a service's nursery has forked."""
         with contextlib.suppress(psutil.Error):
-            return [
-                child
-                for child in psutil.Process(self.services[name].pid).children(recursive=True)
-                if module in " ".join(child.cmdline())
-            ]
+            nurseries = psutil.Process(self.services[name].pid).children()
+            return [child for nursery in nurseries for child in nursery.children()]
         return []
 
     async def workers(self, bus: NatsBus, run: str) -> list[int]:

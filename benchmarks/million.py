@@ -42,7 +42,7 @@ def peak_memory(ground: Ground) -> Iterator[dict[str, float]]:
     own = [psutil.Process(), ground.broker, ground.host]
 
     def look() -> None:
-        total = sum(p.memory_info().rss for p in [*own, *ground.host.children()])
+        total = sum(p.memory_info().rss for p in [*own, *ground.host.children(recursive=True)])
         found["peak_mb"] = max(found["peak_mb"], total / 1e6)
 
     with watching(look, 0.1):

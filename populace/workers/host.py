@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import os
 import socket
-import sys
 import time
 from dataclasses import dataclass, field
 
 import psutil
 
+from populace.workers import process as worker_process
 from populace.workers.nursery import Forked, Nursery
-from populace.workers.process import READY
 from shared import __version__
 from shared.codec import pack_plain
 from shared.errors import BusError, InvalidInputError, PopulaceError
@@ -41,10 +40,8 @@ _LEASE = 15.0
 """Seconds after which workers end whose run's owner gave no sign of life."""
 _READY_WITHIN = 45.0
 _STOP_WITHIN = 20.0
-_REFILL_AFTER = 10.0
-"""Seconds after a run got its workers in which nothing else is to use this machine."""
 _STARTING_PER_CORE = 4
-"""Workers of isolated agents that start at once."""
+"""Workers that start at once."""
 _WORKER_MEMORY = 32 << 20
 """Bytes that a host wants to see free for each worker more."""
 
@@ -69,8 +66,8 @@ class _Process:
     """A worker process."""
 
     name: str
-    process: asyncio.subprocess.Process | Forked
-    run: str | None = None
+    process: Forked
+    run: str
     watch: asyncio.Task[None] | None = None
     released: bool = False
 
@@ -104,18 +101,15 @@ class Host:
         self._subjects = context.settings.subjects
         self.name = kind.name
         self._per_run = kind.per_run
-        self._spare: list[_Process] = []
         self._runs: dict[str, _Run] = {}
         self._since = time.time()
         self._closing = False
-        self._refilling = asyncio.Lock()
-        self._refill: asyncio.Task[None] | None = None
-        self._environment = (
+        environment = (
             {**os.environ, "POPULACE_NATS_URL": self._settings.nats_url}
             if self._settings.nats_url
             else None
         )
-        self._nursery = Nursery(self._environment)
+        self._nursery = Nursery(worker_process.__name__, environment)
         self._starting = asyncio.Semaphore(_STARTING_PER_CORE * self._settings.cores)
 
     @property
@@ -146,67 +140,25 @@ class Host:
         )
 
     # Processes
-    async def _spawn(self) -> _Process:
-        name = new_id("w")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "populace.workers.process",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=self._environment,
-        )
-        made = _Process(name, process)
-        made.watch = asyncio.ensure_future(self._watch(made))
-        return made
-
     async def _watch(self, worker: _Process) -> None:
         """Say so when a worker ends that nobody ended."""
         code = await worker.process.wait()
-        if worker in self._spare:
-            self._spare.remove(worker)
-        run = self._runs.get(worker.run or "")
+        run = self._runs.get(worker.run)
         if run is None or worker.released:
             return
         run.workers.remove(worker)
         reason = f"killed by signal {-code}" if code < 0 else f"it exited with code {code}"
         _log.error("a worker ended", worker=worker.name, run=worker.run, reason=reason)
-        ended = WorkerEnded(run=worker.run or "", worker=worker.name, host=self.name, reason=reason)
+        ended = WorkerEnded(run=worker.run, worker=worker.name, host=self.name, reason=reason)
         with contextlib.suppress(BusError):
             self._bus.send(
                 self._subjects.run_workers(ended.run), pack_plain(ended.model_dump(mode="json"))
             )
 
-    async def refill(self) -> None:
-        """Have as many spare workers ready as one run usually gets."""
-        async with self._refilling:
-            room = self._settings.max_workers - self._busy
-            while len(self._spare) < min(self._per_run, room) and not self._closing:
-                self._spare.append(await self._spawn())
-
-    async def _assign(self, worker: _Process, assignment: Assignment) -> None:
-        """Give a worker its run, and wait until it listens."""
-        assert isinstance(worker.process, asyncio.subprocess.Process)
-        stdin, stdout = worker.process.stdin, worker.process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        worker.run = self._subjects.scope(assignment.run, assignment.life)
-        try:
-            stdin.write(assignment.model_dump_json().encode() + b"\n")
-            await stdin.drain()
-            line = await asyncio.wait_for(stdout.readline(), _READY_WITHIN)
-        except TimeoutError:
-            raise PopulaceError(f"a worker was not ready within {_READY_WITHIN:g} s") from None
-        except OSError as error:
-            raise PopulaceError(f"a worker could not be given its run: {error}") from None
-        said = line.decode(errors="replace").strip()
-        if said != READY:
-            raise PopulaceError(f"a worker could not start: {said or 'see its log'}")
-
     async def _fork(self, run: _Run, assignment: Assignment, came: list[_Process]) -> _Process:
-        """Fork a worker for one isolated agent, and wait until it listens."""
+        """Fork a worker, and wait until it listens."""
         async with self._starting:  # so many at once, however many are asked for
-            forked = await self._nursery.fork(assignment)
+            forked = await self._nursery.fork(assignment.worker, assignment.model_dump_json())
             scope = self._subjects.scope(assignment.run, assignment.life)
             worker = _Process(assignment.worker, forked, run=scope)
             came.append(worker)
@@ -224,11 +176,7 @@ class Host:
         """End processes: ask first, unless there is nothing to wait for, then make sure."""
         for worker in workers:
             worker.released = True
-            with contextlib.suppress(ProcessLookupError):
-                (worker.process.kill if kill else worker.process.terminate)()
-            if isinstance(worker.process, asyncio.subprocess.Process):
-                assert worker.process.stdin is not None
-                worker.process.stdin.close()
+            (worker.process.kill if kill else worker.process.terminate)()
         waits = [asyncio.ensure_future(w.process.wait()) for w in workers]
         if not waits:
             return
@@ -236,8 +184,7 @@ class Host:
         if late:
             _log.warning("workers did not stop in time and are killed", count=len(late))
             for worker in workers:
-                with contextlib.suppress(ProcessLookupError):
-                    worker.process.kill()
+                worker.process.kill()
             await asyncio.wait(late, timeout=_STOP_WITHIN)
 
     # Requests
@@ -259,8 +206,7 @@ class Host:
         run.coming += request.count
         run.acquiring += 1
         try:
-            make = self._more_of_its_own if request.isolated else self._workers
-            made = await make(run, request, came)
+            made = await self._workers(run, request, came)
             self._check_still_there(scope, run)
         except BaseException as error:
             run.coming -= request.count - len(came)
@@ -272,30 +218,12 @@ class Host:
             run.acquiring -= 1
             run.heard = time.monotonic()
         _log.info("workers given", run=scope, count=request.count)
-        if not request.isolated:
-            self._refill_later()
         return AcquiredWorkers(workers=[w.name for w in made])
 
     async def _workers(
         self, run: _Run, request: AcquireWorkers, came: list[_Process]
     ) -> list[_Process]:
-        """The workers that a run begins with: spare ones first."""
-
-        async def start() -> None:
-            worker = self._spare.pop() if self._spare else await self._spawn()
-            came.append(worker)
-            run.add([worker])
-
-        await asyncio.gather(*(start() for _ in range(request.count)))
-        self._check_still_there(self._subjects.scope(request.run, request.life), run)
-        made = list(came)
-        await asyncio.gather(*(self._assign(w, self._assignment(w.name, request)) for w in made))
-        return made
-
-    async def _more_of_its_own(
-        self, run: _Run, request: AcquireWorkers, came: list[_Process]
-    ) -> list[_Process]:
-        """A worker for each of a run's isolated agents."""
+        """Fork the workers that a run asks for."""
         outcomes = await asyncio.gather(
             *(
                 self._fork(run, self._assignment(new_id("w"), request), came)
@@ -339,19 +267,7 @@ class Host:
         count = sum([await self._drop(name, kill=request.kill) for name in names])
         if count:
             _log.info("workers taken back", run=request.run, count=count)
-        self._refill_later(0.0)
         return Released(workers=count)
-
-    def _refill_later(self, seconds: float = _REFILL_AFTER) -> None:
-        """Start spare workers, so that a run that loses one need not wait for another's start."""
-        if self._refill is not None:
-            self._refill.cancel()
-
-        async def refill() -> None:
-            await asyncio.sleep(seconds)
-            await self.refill()
-
-        self._refill = asyncio.ensure_future(refill())
 
     async def lease(self, request: Lease) -> LeaseRenewed:
         """Hear that a run's owner is alive."""
@@ -370,6 +286,7 @@ class Host:
             ("lease", Lease, self.lease),
         ):
             await serve(self._bus, self._subjects.host(self.name, verb), model, handler)  # type: ignore[arg-type]
+        await self._nursery.start()
         info = self.info()
         await self._context.announce(
             self._kind.description,
@@ -381,20 +298,17 @@ class Host:
             },
             stats=lambda: self.info().model_dump(mode="json"),
         )
-        await self.refill()
         beat = asyncio.ensure_future(self._beat())
-        _log.info("host is up", host=self.name, cores=info.cores, spare=len(self._spare))
+        _log.info("host is up", host=self.name, cores=info.cores)
         try:
             await self._context.stopping.wait()
         finally:
             self._closing = True
-            if self._refill is not None:
-                self._refill.cancel()
             beat.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await beat
             await self._withdraw()
-            workers = [*self._spare, *(w for run in self._runs.values() for w in run.workers)]
+            workers = [w for run in self._runs.values() for w in run.workers]
             self._runs.clear()
             await self._end(workers)
             await self._nursery.stop()
@@ -422,8 +336,6 @@ class Host:
         for name in silent:
             _log.warning("a run's owner is gone; its workers end", run=name)
             await self._drop(name)
-        if silent:
-            await self.refill()
 
     async def _withdraw(self) -> None:
         if not self._bus.connected:

@@ -1,8 +1,6 @@
-"""``python -m populace.workers.process``: a worker process, started and owned by its host.
+"""A worker process: its host's nursery forks it to serve one run.
 
-It imports everything, then waits for one line on standard input: the assignment. When that
-pipe closes, its host is gone and it ends. What agents print goes to standard error; standard
-output carries one word to the host, that the worker listens.
+When its lifeline closes, its host is gone and it ends. What agents print goes to standard error.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 
@@ -26,14 +23,11 @@ from shared.code import CodeLoader
 from shared.codec import use_plain_codec
 from shared.collector import settle_collector
 from shared.errors import PopulaceError
-from shared.logs import configure_logs, get_logger
 from shared.messages.control import Assignment
 from shared.service import DEFAULT_URL, run_loop
 from shared.settings import Settings, load_settings
 
-_log = get_logger(__name__)
-
-READY = "ready"
+SERVICE = "worker"
 
 
 def _watch_lifeline(lifeline: int, on_end: Callable[[], None]) -> None:
@@ -97,41 +91,13 @@ async def _serve(
     return 0
 
 
-def serve_assignment(
-    settings: Settings, assignment: Assignment, lifeline: int, say: Callable[[str], None]
-) -> int:
-    """Serve one run until it is over; returns the exit code.
-
-    Args:
-        settings: this machine's.
-        assignment: the run, and this worker's name.
-        lifeline: a pipe that closes when the parent is gone.
-        say: called with an empty text once the worker listens, or with why it can't.
-    """
+def live(order: str, lifeline: int, say: Callable[[str], None]) -> int:
+    """Serve one run until it is over, see ``nursery.Child``; the order is an ``Assignment``."""
+    die_with_parent()
+    settings = load_settings()
+    assignment = Assignment.model_validate_json(order)
     try:
         return run_loop(_serve(settings, assignment, lifeline, say))
     except PopulaceError as error:
         say(str(error))
         return 1
-
-
-def main() -> int:
-    """Wait for an assignment and serve it; returns the exit code."""
-    die_with_parent()
-    answer = os.dup(1)
-    os.dup2(2, 1)
-    settings = load_settings()
-    configure_logs(settings, service="worker")
-    line = sys.stdin.buffer.readline()
-    if not line:
-        return 0  # never needed
-    assignment = Assignment.model_validate_json(line)
-
-    def say(error: str) -> None:
-        os.write(answer, f"{error or READY}\n".encode())
-
-    return serve_assignment(settings, assignment, 0, say)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

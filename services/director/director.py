@@ -11,9 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import os
-import signal
-import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +18,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from populace.commits import last_commit
+from populace.workers.nursery import Forked, Nursery
+from services.director import player
 from services.director.announce import (
     publish_status,
     read_info,
@@ -72,19 +71,11 @@ _MOST_TRIES = 3
 @dataclass(eq=False)
 class _Run:
     info: RunInfo
-    process: asyncio.subprocess.Process
+    process: Forked
     watch: asyncio.Task[None] | None = None
     control: Subscription | None = None
     cancelled: bool = False
     paused: bool = False
-
-    async def tell(self, word: str) -> None:
-        """Say a word to the run's process."""
-        stdin = self.process.stdin
-        if stdin is not None and self.process.returncode is None:
-            with contextlib.suppress(OSError):
-                stdin.write(f"{word}\n".encode())
-                await stdin.drain()
 
 
 class Director:
@@ -98,6 +89,7 @@ class Director:
         self._tries: dict[str, tuple[int, int]] = {}
         """Of runs whose process died: in which round, and how often."""
         self.name = new_id("director")
+        self._nursery = Nursery(player.__name__)
 
     # The two doors
     async def submit(self, message: Message) -> None:
@@ -233,13 +225,8 @@ class Director:
 
     # Runs
     async def _start(self, spec: ScenarioSpec, info: RunInfo) -> None:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "services.director.player",
-            stdin=asyncio.subprocess.PIPE,
-            env=dict(os.environ),
-        )
+        order = RunOrder(spec=spec, info=info)
+        process = await self._nursery.fork(info.player, order.model_dump_json())
         run = self._runs[info.run] = _Run(info, process)
         run.watch = asyncio.ensure_future(self._watch(run))
         run.control = await serve(
@@ -248,8 +235,6 @@ class Director:
             ControlRequest,
             lambda request: self._control(run, request),
         )
-        order = RunOrder(spec=spec, info=info)
-        await run.tell(order.model_dump_json())
         _log.info("run starts", run=info.run, name=info.name, agents=info.agents)
 
     async def _control(self, run: _Run, request: ControlRequest) -> ControlReply:
@@ -265,7 +250,7 @@ class Director:
             run.paused = True
         if not run.cancelled:
             run.cancelled = True
-            await run.tell(f"{request.action} {' '.join(request.reason.split())}".strip())
+            run.process.tell(f"{request.action} {' '.join(request.reason.split())}".strip())
             asyncio.get_running_loop().call_later(_CANCEL_WITHIN, self._kill, run)
         return ControlReply(state=info.state)
 
@@ -273,8 +258,7 @@ class Director:
     def _kill(run: _Run) -> None:
         """End a run that was cancelled and does not heed it (its code blocks, say)."""
         if run.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                run.process.kill()
+            run.process.kill()
 
     async def _watch(self, run: _Run) -> None:
         """See to it that a run whose process dies is seen to end."""
@@ -462,6 +446,7 @@ class Director:
 
     async def run(self) -> None:
         """Direct until told to stop."""
+        await self._nursery.start()
         await ensure_streams(self._bus, self._subjects)
         await self._context.announce(
             "Takes scenarios and plays them",
@@ -483,19 +468,19 @@ class Director:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
             await self._stop_runs()
+            await self._nursery.stop()
 
     async def _stop_runs(self) -> None:
         runs = list(self._runs.values())
         for run in runs:
-            await run.tell("stop")
+            run.process.tell("stop")
         watches = [run.watch for run in runs if run.watch is not None]
         if not watches:
             return
         _, late = await asyncio.wait(watches, timeout=_STOP_WITHIN)
         if late:
             for run in runs:
-                with contextlib.suppress(ProcessLookupError):
-                    run.process.send_signal(signal.SIGKILL)
+                run.process.kill()
             await asyncio.wait(late, timeout=5)
 
 

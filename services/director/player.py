@@ -1,7 +1,7 @@
-"""``python -m services.director.player``: the process that plays one run.
+"""The process that plays one run: its director's nursery forks it.
 
-Its director writes the order as one line to its standard input, then words: "cancel", or
-"stop" when the director itself stops. When that pipe closes, the director is gone.
+The director's words are "cancel", "pause", or "stop" when the director itself stops. When the
+lifeline closes, the director is gone.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ from shared.code import CodeLoader
 from shared.collector import settle_collector
 from shared.errors import BusError, RemoteError
 from shared.ids import new_id
-from shared.logs import configure_logs, get_logger
+from shared.logs import get_logger
 from shared.messages.control import CheckModel, ModelChecked
 from shared.messages.model import Terms
 from shared.messages.scenario import RoundRow, RunInfo, RunState, ScenarioSpec, Status
@@ -54,6 +55,8 @@ from shared.settings import Settings, load_settings
 from shared.streams import patiently
 
 _log = get_logger(__name__)
+
+SERVICE = "run"
 
 _CHECK_WITHIN = 90.0
 _MODEL_SERVICE_WITHIN = 15.0
@@ -469,7 +472,7 @@ def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {text}{where}"
 
 
-async def _main(settings: Settings, order: RunOrder) -> int:
+async def _main(settings: Settings, order: RunOrder, lifeline: int) -> int:
     bus = await NatsBus.connect(settings, settings.nats_url or DEFAULT_URL, process=new_id("run"))
     played = Run(settings, order, bus)
     run = asyncio.ensure_future(played.play())
@@ -484,7 +487,7 @@ async def _main(settings: Settings, order: RunOrder) -> int:
             run.cancel()
 
     def listen() -> None:
-        for line in sys.stdin:
+        for line in os.fdopen(lifeline):
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(heed, line.strip())
         with contextlib.suppress(RuntimeError):
@@ -498,23 +501,12 @@ async def _main(settings: Settings, order: RunOrder) -> int:
     return 0
 
 
-def main() -> int:
-    """Read the order and play it; returns the exit code."""
-    settings = load_settings()
-    configure_logs(settings, service="run")
-    line = sys.stdin.readline()
-    if not line:
-        return 0
-    order = RunOrder.model_validate_json(line)
+def live(order: str, lifeline: int, say: Callable[[str], None]) -> int:
+    """Play a run, see ``nursery.Child``; the order is a ``RunOrder``."""
+    say("")
     try:
-        code = run_loop(_main(settings, order))
+        told = RunOrder.model_validate_json(order)
+        return run_loop(_main(load_settings(), told, lifeline))
     except PopulaceError as error:
         _log.error(str(error))
-        code = 1
-    sys.stdout.flush()
-    # The listening thread sits in a read that nothing can interrupt.
-    os._exit(code)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        return 1

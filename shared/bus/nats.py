@@ -59,6 +59,8 @@ _LIST_WITHIN = 20.0
 _OUTBOX_LIMIT = 256 << 20
 _HEADROOM = 16 << 10
 """Bytes of a message left to headers and the protocol."""
+_NO_MESSAGE = 10037
+"""The code of JetStream's error for a subject that holds nothing."""
 _READ_AT_ONCE, _READ_IDLE, _READ_PAUSE = 100, 2.0, 0.2
 _PENDING_MESSAGES = 524_288
 _PENDING_BYTES = 512 << 20
@@ -676,6 +678,22 @@ class NatsBus(Bus):
         self._pulls.add(inner)
         return inner, info.num_pending or 0
 
+    async def _ends_at(self, stream: str, subjects: tuple[str, ...]) -> int:
+        """The last number under some subjects, as the stream's leader has it.
+
+        A reader is served from any one copy. That of a node that has just come back may end early.
+        """
+        end = 0
+        for subject in subjects:
+            try:
+                found = await self._js.get_last_msg(stream, subject, direct=False)
+            except nats.js.errors.NotFoundError as error:
+                if error.err_code != _NO_MESSAGE:
+                    raise
+            else:
+                end = max(end, found.seq or 0)
+        return end
+
     async def _end_reader(self, inner: Any) -> None:
         self._pulls.discard(inner)
         with contextlib.suppress(nats.errors.Error):
@@ -685,7 +703,7 @@ class NatsBus(Bus):
         self, stream: str, subjects: tuple[str, ...], *, patience: float = 30.0
     ) -> AsyncIterator[Message]:
         """See ``Bus.read``."""
-        last = 0
+        last = end = 0
         inner: Any = None
         heard = time.monotonic()
         try:
@@ -693,9 +711,13 @@ class NatsBus(Bus):
                 messages: list[Any] = []
                 try:
                     if inner is None:
+                        end = await self._ends_at(stream, subjects)
+                        if end <= last:
+                            return
                         inner, left = await self._reader(stream, subjects, last)
-                    if left > 0:
-                        messages = await inner.fetch(min(left, _READ_AT_ONCE), timeout=_READ_IDLE)
+                        if left == 0:
+                            raise TimeoutError("a copy of it lags behind")
+                    messages = await inner.fetch(min(left, _READ_AT_ONCE), timeout=_READ_IDLE)
                 except (TimeoutError, nats.errors.Error) as error:
                     # What was under way when a connection broke does not come again by itself.
                     if self._closed or time.monotonic() - heard > patience:
@@ -711,8 +733,11 @@ class NatsBus(Bus):
                     last = message.metadata.sequence.stream
                     yield Message(message.subject, message.data, "", message.headers)
                 left -= len(messages)
-                if left <= 0:
+                if last >= end:
                     return
+                if left <= 0:  # the copy that was read ends before the leader's
+                    await self._end_reader(inner)
+                    inner = None
         finally:
             if inner is not None:
                 await self._end_reader(inner)

@@ -79,7 +79,7 @@ async def test_in_one_process_it_means_the_same() -> None:
         assert [row[0] for row in await voters.row()] == list(range(6))
 
 
-async def test_the_nursery_can_be_killed(distributed: populace.World) -> None:
+async def test_the_nursery_can_be_killed(distributed: populace.World, services: Services) -> None:
     voters = await distributed.population(Voter, count=4, isolated=True)
     pids = list(await voters.pid())
     nursery = psutil.Process(pids[0]).parent()
@@ -90,5 +90,11 @@ async def test_the_nursery_can_be_killed(distributed: populace.World) -> None:
     results = await voters.pid()
     assert {error.kind for error in results.errors.values()} == {"worker_lost"}
     assert len(results.errors) == 4
-    again = await distributed.population(Voter, count=4, name="again", isolated=True)
-    assert len(set(await again.pid())) == 4
+    # All workers of the host were its children; the next run has another nursery.
+    with pytest.raises(PlacementError, match="killed by signal 9"):
+        await distributed.population(Voter, count=4, name="again", isolated=True)
+    async with open_world(
+        services.settings(), services.broker.url, run=unique("w"), seed=5, workers=1
+    ) as world:
+        again = await world.population(Voter, count=4, isolated=True)
+        assert len(set(await again.pid())) == 4

@@ -198,7 +198,7 @@ def a_service(name: str, *, again: bool = True) -> Kill:
 
 
 async def the_player(installation: Installation, bus: NatsBus, run: str) -> None:
-    (player,) = installation.children("director", "services.director.player")
+    (player,) = installation.forked("director")
     player.kill()
 
 

@@ -331,7 +331,7 @@ async def test_a_worker_killed_in_a_round(services: Services) -> None:
             outcome.take(status)
             if status.kind == "progress" and not killed:
                 killed = True
-                (victim, *_) = _workers_of(services, run)
+                (victim, *_) = _workers(services)
                 victim.kill()
     assert killed
     assert outcome.state == "finished"
@@ -346,13 +346,10 @@ async def test_a_worker_killed_in_a_round(services: Services) -> None:
     await bus.drain()
 
 
-def _workers_of(services: Services, run: str) -> list[psutil.Process]:
-    """Worker processes that are at work (spare ones have used no connection yet)."""
-    host = psutil.Process(services.processes["agent_host"].pid)
-    found = [p for p in host.children() if "populace.workers.process" in p.cmdline()]
-    connected = [p for p in found if p.net_connections(kind="tcp")]
-    assert connected, run
-    return connected
+def _workers(services: Services) -> list[psutil.Process]:
+    """Worker processes of the run that is played."""
+    (nursery,) = psutil.Process(services.processes["agent_host"].pid).children()
+    return nursery.children()
 
 
 async def test_results_come_as_they_were_asked_for(services: Services) -> None:
