@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from populace.workers import process as worker_process
-from populace.workers.nursery import Forked, Nursery
+from populace.workers.forking import Forked, Nursery
 from shared import __version__
 from shared.codec import pack_plain
 from shared.errors import BusError, InvalidInputError, PopulaceError

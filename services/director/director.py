@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from populace.commits import last_commit
-from populace.workers.nursery import Forked, Nursery
+from populace.workers.forking import Forked, Nursery
 from services.director import player
 from services.director.announce import (
     publish_status,
