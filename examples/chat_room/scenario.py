@@ -25,9 +25,12 @@ class Party(Scenario):
     async def setup(self) -> None:
         """Open the room, and let everyone in."""
         self.mentioned = 0
-        self.room = await self.environment(ChatRoom, "lounge", self.params.topic, keep=500)
-        await self.listen(self.room, "mentioned", self.count)
         self.guests = await self.population(Guest, "lounge")
+        # In the order of the guests, so that the same seed gives the same talk.
+        self.room = await self.environment(
+            ChatRoom, "lounge", self.params.topic, keep=500, order="agent", members=self.guests
+        )
+        await self.listen(self.room, "mentioned", self.count)
         await self.guests.come_in()
 
     def count(self, event: Event) -> None:

@@ -13,12 +13,19 @@ class MarketDay(Scenario):
 
     async def setup(self) -> None:
         """Wind up the clock and hang up the prices."""
+        self.traders = await self.population(Trader)
         self.clock = await self.environment(Timeline, "clock", 7.0)
-        self.prices = await self.environment(AttributeStore, "prices", {"bread": 2.0, "sold": 0})
+        # Who comes first pays less: in the order of the traders, the same seed gives the same day.
+        self.prices = await self.environment(
+            AttributeStore,
+            "prices",
+            {"bread": 2.0, "sold": 0},
+            order="agent",
+            members=self.traders,
+        )
         await self.clock.plan("delivery", 9.0, {"cheaper": 0.5}, every=3.0)
         self.deliveries: list[float] = []
         await self.listen(self.clock, "due", self.deliver, when="name == 'delivery'")
-        self.traders = await self.population(Trader)
 
     def deliver(self, event: Event) -> None:
         """Note that bread has come."""

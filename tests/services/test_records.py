@@ -16,12 +16,13 @@ from populace.cli.runs import Outcome, find_run, find_spec
 from populace.cli.sweeping import Sweep, table
 from populace.errors import ScenarioError
 from populace.recorded import RecordedRun, compare, results
+from populace.scenario_file import read_scenario
 from populace.sweep import read_sweep
 from services.recorder.events import EventTable
 from shared.bus import NatsBus
 from shared.errors import InvalidInputError
 from shared.messages.scenario import ReplaySpec
-from tests.conftest import Services, unique
+from tests.conftest import ROOT, Services, unique
 from tests.endpoint import Endpoint, answer
 from tests.services.test_recovery import diaries, respond
 from tests.services.test_runs import game, play
@@ -123,6 +124,28 @@ async def test_a_run_is_played_again_without_its_model(
     assert one.equals(other)
     manifest = recorded(services, outcome.run).manifest
     assert manifest["replay"] == {"run": first.run, "strict": True}
+
+
+@pytest.mark.parametrize("name", sorted({p.parent.name for p in ROOT.glob("examples/*/*.yaml")}))
+async def test_each_example_is_played_again(
+    services: Services, bus: NatsBus, endpoint: Endpoint, name: str
+) -> None:
+    endpoint.respond = lambda body: answer(f"I say {len(str(body)) % 90}.")
+    path = ROOT / "examples" / name / "scenario.yaml"
+    model = {"backend": "openai", "base_url": endpoint.url, "model": unique("m")}
+    file = read_scenario(path, {"models.default": model, "agents.count": 30})
+    first = await play(services, file.spec.model_dump(mode="json", exclude_none=True))
+    assert (first.state, first.reason) == ("finished", "")
+    asked = len(endpoint.requests)
+    outcome = await play_again(services, bus, first.run, strict=True)
+    assert (outcome.state, outcome.reason) == ("finished", "")
+    assert len(endpoint.requests) == asked
+    one, other = (
+        recorded(services, run).to_arrow().drop_columns(["run", "seconds"])
+        for run in (first.run, outcome.run)
+    )
+    assert one.num_rows >= 30
+    assert one.equals(other)
 
 
 async def test_a_changed_prompt_is_named(
