@@ -41,6 +41,7 @@ from populace.cli.session import (
 )
 from populace.errors import ScenarioError
 from populace.personas.people import find_people
+from populace.retention import retention_notes
 from populace.scenario_file import ScenarioFile, load_class, overrides_from, read_scenario
 from populace.stack import stack
 from shared import __version__
@@ -164,6 +165,8 @@ def _check(settings: Settings, file: ScenarioFile) -> None:
         except InvalidInputError as error:
             place = file.where(("agents", "personas"))
             raise ScenarioError(f"{place}: agents.personas: {error}") from None
+    for note in retention_notes(file.spec, settings):
+        show.complain(f"note: {note}")
 
 
 @app.command()

@@ -393,6 +393,14 @@ def test_answers_by_education(shell: Shell, services: Services) -> None:
     assert all(level in out for level in ("elementary school", "high school", "Ph.D."))
 
 
+def test_what_the_broker_will_drop_is_said_beforehand(shell: Shell) -> None:
+    code, _, err = shell.run("check", DUMMY, "--agents", "10000000", "--rounds", "9")
+    assert code == 0
+    assert "results will go through a stream that keeps 2.1 GB" in err
+    code, _, err = shell.run("check", DUMMY, "--agents", "1000000")
+    assert (code, err) == (0, "")
+
+
 def test_an_estimate_needs_no_services(shell: Shell) -> None:
     prices = shell.folder / "prices.yaml"
     prices.write_text("big: {input: 2, output: 10}\n")
