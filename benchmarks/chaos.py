@@ -282,8 +282,11 @@ async def play(kills: int, agents: int, seed: int, keep: Path | None = None) -> 
                 await chaos.undisturbed()
                 while len(chaos.found.kills) < kills:
                     await chaos.one_run(min(_KILLS_PER_RUN, kills - len(chaos.found.kills)))
-                    told = f"{len(chaos.found.kills)} kills in {chaos.found.runs} runs\n"
-                    sys.stderr.write(told)
+                    found = chaos.found
+                    sys.stderr.write(
+                        f"{len(found.kills)} kills in {found.runs} runs; {found.lost} lost, "
+                        f"{found.paid_twice} paid twice\n"
+                    )
                 await bus.drain()
                 return chaos.found
         finally:

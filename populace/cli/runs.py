@@ -33,6 +33,8 @@ from shared.service import ask
 from shared.settings import Settings
 
 _SUBMIT_WITHIN = 15.0
+_STORED_WITHIN = 90.0
+"""Seconds for a director to have a scenario kept: a cluster without a leader takes its time."""
 _RECORDED_WITHIN = 60.0
 _UNKNOWN_AFTER = 3.0
 _TAKEN_WITHIN = 60.0
@@ -95,7 +97,7 @@ async def submit(bus: NatsBus, settings: Settings, spec: ScenarioSpec) -> str:
             answer = await bus.request(
                 settings.subjects.scenario_submit,
                 data,
-                timeout=_SUBMIT_WITHIN,
+                timeout=_STORED_WITHIN,
                 headers={CONTENT_TYPE: MSGPACK_TYPE},
             )
             break

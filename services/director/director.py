@@ -58,7 +58,7 @@ from shared.messages.scenario import (
     Submitted,
 )
 from shared.service import ServiceContext, answer_request, first_problem, serve
-from shared.streams import ensure_streams
+from shared.streams import append_patiently, ensure_streams, patiently
 
 _log = get_logger(__name__)
 
@@ -100,14 +100,7 @@ class Director:
             spec = _read(message.data, kind)
             spec.run = spec.run or new_run_id()
             spec.results_format = spec.results_format or ("json" if as_json else "msgpack")
-            if await read_info(self._bus, self._subjects, spec.run) is not None:
-                raise InvalidInputError(f"there is a run named {spec.run!r} already")
-            await self._bus.append(
-                self._subjects.scenario_event,
-                spec.model_dump_json(exclude_none=True).encode(),
-                headers={CONTENT_TYPE: JSON_TYPE},
-                message_id=f"scenario/{spec.run}/{new_id('s')}",
-            )
+            await self._store(spec, spec.run)
             reply = Submitted(run=spec.run)
         except PopulaceError as error:
             reply = Submitted(error=str(error))
@@ -118,6 +111,21 @@ class Director:
                 to_json(fields) if as_json else pack_plain(fields),
                 headers={CONTENT_TYPE: JSON_TYPE if as_json else MSGPACK_TYPE},
             )
+
+    async def _store(self, spec: ScenarioSpec, run: str) -> None:
+        """Have a scenario kept; a cluster that has just lost a node is waited for."""
+        known = await patiently(
+            lambda: read_info(self._bus, self._subjects, run), "whether there is such a run"
+        )
+        if known is not None:
+            raise InvalidInputError(f"there is a run named {run!r} already")
+        await append_patiently(
+            self._bus,
+            self._subjects.scenario_event,
+            spec.model_dump_json(exclude_none=True).encode(),
+            headers={CONTENT_TYPE: JSON_TYPE},
+            message_id=f"scenario/{run}/{new_id('s')}",
+        )
 
     async def _take_events(self) -> None:
         consumer: Consumer | None = None
