@@ -230,10 +230,18 @@ class Chaos:
             for before in several[:-1]:
                 if not _excused(before, self.found.kills):
                     self.found.paid_twice += 1
+                    self._tell_twice(several)
         starts = [asked.began for asked in requests]
         for kill in kills:
             after = [kill.at, *(s for s in starts if kill.at <= s <= kill.at + _LOOKED_AT)]
             kill.gap = max((b - a for a, b in itertools.pairwise(after)), default=0.0)
+
+    def _tell_twice(self, several: list[Asked]) -> None:
+        """Say when a prompt was asked, and what was killed around then."""
+        began = several[0].began
+        times = [(round(a.began - began, 2), round(a.ended - began, 2)) for a in several]
+        kills = [(k.kind, round(k.at - began, 2)) for k in self.found.kills[-6:]]
+        sys.stderr.write(f"asked twice: {several[0].prompt[-80:]!r} at {times}; kills: {kills}\n")
 
     def _judge_answers(self, run: str, kills: list[Kill]) -> None:
         got = answers(self._installation, run)
