@@ -50,6 +50,8 @@ _JUST_ANSWERED = 1.0
 """Seconds after its answer in which a request may not be kept yet."""
 _MOST_UNDER_WAY = 3 * SLOTS
 """Requests that one kill can cost: those under way, and those answered and not kept yet."""
+_READ = 0.05
+"""Seconds in which the model reads what was on its way."""
 _NODE_AWAY = 20.0
 """Seconds in which brokers may have no leader for a stream, so that answers can't be kept."""
 _LOOKED_AT = 30.0
@@ -63,6 +65,8 @@ class Kill:
     at: float
     gap: float = 0.0
     """The longest time without a request in what followed."""
+    done: float = 0.0
+    """When it was surely dead, and what it had sent was read by the model."""
     asked_again: int = 0
     """Requests that were under way when it came, and were asked again."""
 
@@ -174,7 +178,10 @@ class Chaos:
                 await asyncio.sleep(0.002)
             if following.done():
                 break
-            here.append(await self._kill(run))
+            killed = await self._kill(run)
+            await asyncio.sleep(_READ)  # the model shares this loop, which stood still meanwhile
+            killed.done = time.monotonic()
+            here.append(killed)
         try:
             outcome = await following
         except TimeoutError:
@@ -272,7 +279,7 @@ def _excused(asked: Asked, kills: list[Kill]) -> bool:
 
 
 def _under_way(asked: Asked, kill: Kill) -> bool:
-    until = kill.at + (_NODE_AWAY if kill.kind == "broker" else 0.0)
+    until = kill.done + (_NODE_AWAY if kill.kind == "broker" else 0.0)
     return asked.began <= until and asked.ended + _JUST_ANSWERED >= kill.at
 
 
