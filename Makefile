@@ -2,7 +2,7 @@
 .PHONY: run test lint types format bench up down status
 
 run:
-	deploy/run.sh examples/guess_two_thirds/scenario.yaml
+	deploy/run.sh examples/guess_average/scenario.yaml
 
 test:
 	deploy/test.sh

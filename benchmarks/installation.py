@@ -65,6 +65,7 @@ class Installation:
         self.url = ""
         self.broker: subprocess.Popen[bytes] | None = None
         self.services: dict[str, subprocess.Popen[bytes]] = {}
+        self._closed = False
 
     def settings(self) -> Settings:
         """Settings that lead to it."""
@@ -157,7 +158,9 @@ class Installation:
                     await asyncio.sleep(0.5)
 
     def start_node(self, number: int) -> None:
-        """Start one broker of the cluster."""
+        """Start one broker of the cluster, unless everything has ended meanwhile."""
+        if self._closed:
+            return
         log = self.home / f"broker{number}.log"
         command = [str(find_server()), "-c", str(self.home / f"nats{number}" / "nats.conf")]
         with log.open("ab") as output:
@@ -221,6 +224,7 @@ class Installation:
 
     def close(self) -> None:
         """End everything."""
+        self._closed = True
         for service in self.services.values():
             with contextlib.suppress(ProcessLookupError):
                 service.send_signal(signal.SIGTERM)

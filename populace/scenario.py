@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from populace.agent import Agent
     from populace.environment import Environment, EnvironmentProxy
     from populace.events import Event
+    from populace.report import ReportSpec
     from populace.world import World
 
 
@@ -79,6 +80,10 @@ class Scenario:
 
     async def finish(self) -> None:
         """Tidy up or record last things, after the last round."""
+
+    def report(self) -> ReportSpec | None:
+        """What a report shows of this scenario; follows from the file alone. Default: the usual."""
+        return None
 
     async def population(
         self,

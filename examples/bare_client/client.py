@@ -1,6 +1,6 @@
 """Play a scenario and print every answer, with nothing but a NATS client.
 
-python examples/bare_client/client.py examples/guess_two_thirds/dummy.yaml [AGENTS]
+python examples/bare_client/client.py examples/guess_average/dummy.yaml [AGENTS]
 """
 
 import asyncio

@@ -7,7 +7,6 @@ or service answers; 130 interrupted.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from populace.cli import personas, records, show
+from populace.cli import personas, records, reporting, show
+from populace.cli.playing import finish, follow_run, play
 from populace.cli.runs import (
     Outcome,
     control,
     find_run,
     find_spec,
-    follow,
     manage,
     submit,
 )
@@ -32,8 +31,6 @@ from populace.cli.session import (
     INTERRUPTED,
     NO_SERVICE,
     Json,
-    end,
-    interrupts,
     print_json,
     quiet_settings,
     services_up,
@@ -54,7 +51,7 @@ from shared.errors import (
     PopulaceError,
 )
 from shared.ids import check_token, new_id
-from shared.messages.scenario import Budget, ManageRequest, ReplaySpec, ScenarioSpec
+from shared.messages.scenario import Budget, ManageRequest, ReplaySpec
 from shared.service import first_problem
 from shared.settings import Settings
 
@@ -81,6 +78,8 @@ Set = Annotated[
 
 app.add_typer(personas.app, name="personas")
 app.add_typer(records.app, name="runs")
+app.command()(reporting.report)
+app.command()(reporting.judge)
 
 Profile = Annotated[
     bool, typer.Option("--profile", help="Measure where the run's time goes, and show it.")
@@ -280,8 +279,8 @@ def publish(
 def watch(run: Run, as_json: Json = False) -> None:
     """Follow a run until it is recorded, then show its rounds."""
     settings = quiet_settings()
-    outcome = asyncio.run(with_bus(settings, lambda bus: _watch(bus, settings, run, as_json)))
-    _finish(outcome, as_json)
+    outcome = asyncio.run(with_bus(settings, lambda bus: follow_run(bus, settings, run, as_json)))
+    finish(outcome, as_json)
 
 
 @app.command("cancel")
@@ -356,13 +355,13 @@ def resume(
             raise InvalidInputError(f"the run {run!r} is running; it can't be changed now")
         if detach:
             return None
-        return await _watch(bus, settings, run, as_json, life=life if life > 1 else None)
+        return await follow_run(bus, settings, run, as_json, life=life if life > 1 else None)
 
     outcome = asyncio.run(with_bus(settings, work))
     if outcome is None:
         typer.echo(f"{run}: resumed")
     else:
-        _finish(outcome, as_json)
+        finish(outcome, as_json)
 
 
 def _budget(values: dict[str, Any]) -> Budget:
@@ -407,15 +406,31 @@ def sweep(
             return done, playing.rows(), playing.write()
 
         done, rows, written = asyncio.run(with_bus(settings, work))
+    page = _sweep_report(spec.name, rows, settings) if done else None
     if as_json:
-        print_json({"runs": rows, "file": str(written)})
+        print_json({"runs": rows, "file": str(written), "report": page and str(page)})
     else:
         show.out.print(table(rows))
         show.out.print(f"runs:     {written}", markup=False)
+        if page is not None:
+            show.out.print(f"report:   {page}", markup=False)
     if not done:
         raise typer.Exit(INTERRUPTED)
     if any(row["state"] != "finished" for row in rows):
         raise typer.Exit(FAILED)
+
+
+def _sweep_report(name: str, rows: list[dict[str, Any]], settings: Settings) -> Path | None:
+    """Write a page on all runs of a sweep; None if there is nothing to write, or to write with."""
+    named, absent = reporting.sweep_runs(rows, settings)
+    path = settings.runs_dir / f"{name}.html"
+    try:
+        made = reporting.make_report(name, named, settings, absent=absent)
+        reporting.write_report(made, path)
+    except InvalidInputError as error:
+        show.complain(f"no report was written: {error}")
+        return None
+    return path
 
 
 @app.command()
@@ -442,11 +457,11 @@ def replay(
             spec.run = new_id(f"{run[:40]}-again")
             spec.replay = ReplaySpec(run=run, strict=strict)
             spec.budget = None
-            return await _run(bus, settings, spec, as_json)
+            return await play(bus, settings, spec, as_json)
 
         outcome = asyncio.run(with_bus(settings, work))
     if outcome.state != "finished" or outcome.unrecorded:
-        _finish(outcome, as_json)
+        finish(outcome, as_json)
         return
     found = compare(recorded, results(outcome.run, settings))
     if as_json:
@@ -480,84 +495,9 @@ def run_(
     _check(settings, file)
     with services_up(settings, [Path(file.spec.folder or ".")], quiet=as_json):
         outcome = asyncio.run(
-            with_bus(settings, lambda bus: _run(bus, settings, file.spec, as_json))
+            with_bus(settings, lambda bus: play(bus, settings, file.spec, as_json))
         )
-    _finish(outcome, as_json)
-
-
-async def _run(bus: NatsBus, settings: Settings, spec: ScenarioSpec, quiet: bool) -> Outcome:
-    run = await submit(bus, settings, spec)
-    interrupted = asyncio.Event()
-    with interrupts(interrupted):
-        watching = asyncio.ensure_future(_watch(bus, settings, run, quiet, submitted=True))
-        signalled = asyncio.ensure_future(interrupted.wait())
-        try:
-            await asyncio.wait({watching, signalled}, return_when=asyncio.FIRST_COMPLETED)
-            if not watching.done():
-                interrupted.clear()
-                again = asyncio.ensure_future(interrupted.wait())
-                show.complain(f"cancelling {run}; once more to leave at once")
-                with contextlib.suppress(PopulaceError):
-                    await control(bus, settings, run, "cancel")
-                await asyncio.wait(
-                    {watching, again}, timeout=60, return_when=asyncio.FIRST_COMPLETED
-                )
-                again.cancel()
-                if not watching.done():
-                    raise KeyboardInterrupt
-            return await watching
-        finally:
-            await end(watching, signalled)
-
-
-async def _watch(
-    bus: NatsBus,
-    settings: Settings,
-    run: str,
-    quiet: bool,
-    *,
-    submitted: bool = False,
-    life: int | None = None,
-) -> Outcome:
-    check_token(run, "the run's name")
-    outcome = Outcome(run)
-    with show.Live(quiet=quiet) as live:
-        async for told in follow(bus, settings, run, submitted=submitted, life=life):
-            if told is not None:
-                outcome.take(told)
-                live.take(told)
-    return outcome
-
-
-def _finish(outcome: Outcome, as_json: bool) -> None:
-    """Show a run's end, and turn its state into an exit code."""
-    if as_json:
-        print_json(show.outcome_json(outcome))
-    else:
-        show.show_outcome(outcome)
-    if outcome.unrecorded:
-        show.complain(
-            f"the run's files could not be written ({outcome.unrecorded}); what was written "
-            f"before is in {outcome.folder}"
-        )
-        raise typer.Exit(FAILED)
-    if outcome.state == "failed":
-        show.complain(f"the run {outcome.run} failed: {outcome.reason}")
-        raise typer.Exit(FAILED)
-    if outcome.state == "paused":
-        show.complain(
-            f"the run {outcome.run} is paused: {outcome.reason}. Go on with "
-            f"'populace resume {outcome.run}'"
-        )
-        raise typer.Exit(FAILED)
-    if outcome.state == "cancelled":
-        why = f" ({outcome.reason})" if outcome.reason else ""
-        show.complain(
-            f"the run {outcome.run} was cancelled{why}; the {outcome.records or 0:,} answers and "
-            f"failures that it had recorded are kept in {outcome.folder}. Run the scenario again "
-            "with the same seed to start over"
-        )
-        raise typer.Exit(INTERRUPTED)
+    finish(outcome, as_json)
 
 
 @app.command()

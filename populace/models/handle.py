@@ -155,6 +155,14 @@ class ModelHandle:
                 "model_schema", f"the answer does not fit: {error}", text=response.text
             ) from None
 
+    def name(self, model: str = "default") -> str:
+        """Which of the run's models this agent asks: one of a mixture, where that is one.
+
+        Raises:
+            InvalidInputError: no such model.
+        """
+        return self._choose(model)
+
     def _choose(self, model: str) -> str:
         """The model that a name means for this agent."""
         spec = self._client.spec(model)

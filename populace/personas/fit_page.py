@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from populace.personas.fit import Fit, Margin
+from populace.report.drawing import STYLE, plain, svg, tidy
 from shared.errors import InvalidInputError
 
 _MOST_BARS = 40
@@ -16,18 +16,7 @@ _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{{ fit.population }}: asked and obtained</title>
-<style>
- :root { color-scheme: light dark; }
- body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem;
-        margin: 2rem auto; padding: 0 1rem; }
- table { border-collapse: collapse; margin: .5rem 0 1.5rem; }
- th, td { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #8884; }
- th:first-child, td:first-child { text-align: left; }
- figure { margin: .5rem 0; background: #fff; padding: .5rem; border-radius: .4rem;
-          overflow-x: auto; }
- svg { max-width: 100%; height: auto; }
- .note { color: #777; }
-</style>
+<style>{{ style | safe }}</style>
 <h1>{{ fit.population }}</h1>
 <p>{{ "{:,}".format(fit.rows) }} people; largest total variation distance of a margin
 {{ "%.4f" | format(fit.worst) }};
@@ -85,16 +74,10 @@ def fit_page(fit: Fit, table: pa.Table) -> str:
     page = Environment(autoescape=True, trim_blocks=True).from_string(_PAGE)
     return page.render(
         fit=fit,
+        style=STYLE,
         margins=[(margin, _bars(Figure, margin)) for margin in fit.margins],
         numbers=[(n, _histogram(Figure, n.name, table[n.name])) for n in fit.numbers],
     )
-
-
-def _svg(figure: Any) -> str:
-    out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None})
-    text = out.getvalue()
-    return text[text.index("<svg") :]
 
 
 def _bars(figure_class: Any, margin: Margin) -> str:
@@ -106,13 +89,12 @@ def _bars(figure_class: Any, margin: Margin) -> str:
     places = np.arange(len(names))
     axes.barh(places - 0.2, [100 * margin.asked.get(n, 0) for n in names], 0.38, label="asked")
     axes.barh(places + 0.2, [100 * margin.obtained[n] for n in names], 0.38, label="obtained")
-    # A dollar sign would begin a formula.
-    axes.set_yticks(places, [n.replace("$", r"\\$") for n in names])
+    axes.set_yticks(places, [plain(n) for n in names])
     axes.invert_yaxis()
     axes.set_xlabel("per cent")
     axes.legend(loc="lower right", frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    return _svg(figure)
+    tidy(axes)
+    return svg(figure)
 
 
 def _histogram(figure_class: Any, name: str, column: Any) -> str:
@@ -124,5 +106,5 @@ def _histogram(figure_class: Any, name: str, column: Any) -> str:
     axes.hist(values, bins=edges)
     axes.set_xlabel(name.replace("_", " "))
     axes.set_ylabel("people")
-    axes.spines[["top", "right"]].set_visible(False)
-    return _svg(figure)
+    tidy(axes)
+    return svg(figure)

@@ -339,6 +339,9 @@ class Run:
             player.on_uncommitted = self._not_durable
             player.must_commit = spec.durability in ("round", "call")
             commits = Commits(world, scenario, self._still_mine) if self._may_go_on else None
+            report = scenario.report()
+            if report is not None:
+                self._manifest["report"] = report.model_dump(mode="json", exclude_defaults=True)
             try:
                 await player.play(commits, commit)
             finally:

@@ -27,7 +27,7 @@ _log = get_logger(__name__)
 
 _FLUSH_ROWS = 100_000
 _FLUSH_EVERY = 5.0
-_ACK_WAIT = 60.0
+_ACK_WAIT = 30.0
 _AGAIN_AFTER = 3.0
 _TAKEN_WITHIN = 3.0
 
@@ -107,6 +107,7 @@ class RunRecorder:
     async def _finish(self, run: str, folder: RunFolder, life: int | None) -> None:
         del self._folders[run]
         try:
+            await self._fill(run, folder)
             events = await self._events_of(run) if folder.wants_events else None
             manifest = await asyncio.to_thread(folder.finish, events)
         except OSError as error:
@@ -124,6 +125,28 @@ class RunRecorder:
             _log.error("records are missing", run=run, count=manifest["missing"])
         _log.info("run recorded", run=run, rows=folder.rows_written, folder=str(folder.path))
         await self._tell(run, folder.path, folder.rows_written, life=life)
+
+    async def _fill(self, run: str, folder: RunFolder) -> None:
+        """Take what was on its way when a node of a cluster died.
+
+        The consumer gives it again only after a while, when the run is over.
+
+        Raises:
+            BusError: the stream can't be read.
+        """
+        stream = self._subjects.stream_runs
+        statuses = []
+        async for message in self._bus.read(stream, (self._subjects.run_status(run),)):
+            with contextlib.suppress(ValueError):
+                statuses.append(Status.model_validate_json(message.data))
+        folder.fill_statuses(statuses)
+        if not folder.missing:
+            return
+        _log.warning("records are read again", run=run, count=folder.missing)
+        async for message in self._bus.read(stream, (self._subjects.run_results(run),)):
+            with contextlib.suppress(CodecError):  # said when it came first
+                kind = (message.headers or {}).get(CONTENT_TYPE)
+                folder.add({**from_public(message.data, kind), "fill": True})
 
     async def _events_of(self, run: str) -> EventTable:
         """What the run's environments told.

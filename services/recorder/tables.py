@@ -75,6 +75,8 @@ class RunFolder:
         self.late = 0
         """Records of an earlier life that came when another had begun, and were left out."""
         self._life = 1
+        self._restored: list[tuple[int, int]] = []
+        """Lives, and the rounds from whose end they went on."""
         self._messages = MessageTable(path, run)
         self._columns: list[list[Any]] = [[] for _ in SCHEMA]
         self._personas: dict[str, list[Any]] = {}
@@ -146,12 +148,33 @@ class RunFolder:
     def _take_status(self, status: Status) -> None:
         if status.kind == "restored":
             self._life = max(self._life, status.life or 1)
+            self._restored.append((status.life or 1, status.round or 0))
             self._rounds = {n: r for n, r in self._rounds.items() if n <= (status.round or 0)}
             self._statuses.pop("ended", None)
         elif status.row is not None:
             self._rounds[status.row.round] = status.row
         else:
             self._statuses[status.kind] = status
+
+    def fill_statuses(self, statuses: list[Status]) -> None:
+        """Take what is missing of all that was told of the run, in its order."""
+        rounds: dict[int, RoundRow] = {}
+        for status in statuses:
+            if status.kind == "restored":
+                rounds = {n: r for n, r in rounds.items() if n <= (status.round or 0)}
+            elif status.row is not None:
+                rounds[status.row.round] = status.row
+            elif status.kind in ("accepted", "started"):
+                self._statuses.setdefault(status.kind, status)
+        self._rounds = {**rounds, **self._rounds}
+
+    @property
+    def missing(self) -> int:
+        """Records that the run has published, as its end says, and that are not here."""
+        ended = self._statuses.get("ended")
+        if ended is None or ended.records is None:
+            return 0
+        return max(0, ended.records - self.rows_written - len(self._columns[0]))
 
     def add(self, record: dict[str, Any]) -> None:
         """Take a batch of records.
@@ -170,11 +193,15 @@ class RunFolder:
         Raises:
             CodecError: it hasn't the columns of one.
         """
-        if int(told.get("life", 1)) >= self._life:
+        if not self._is_outdated(int(told.get("life", 1)), int(told["round"])):
             self._messages.add(told)
 
+    def _is_outdated(self, life: int, round_number: int) -> bool:
+        """Whether a round was played again by a later life than this one."""
+        return any(life < later and round_number > kept for later, kept in self._restored)
+
     def _add(self, record: dict[str, Any]) -> None:
-        if int(record["life"]) < self._life:
+        if self._is_outdated(int(record["life"]), int(record["round"])):
             self.late += len(record["agents"])
             return
         round_number, population = record["round"], record["population"]
@@ -313,7 +340,6 @@ class RunFolder:
         accepted, ended = self._statuses.get("accepted"), self._statuses.get("ended")
         started = self._statuses.get("started")
         told = (ended and ended.manifest) or (started and started.manifest) or {}
-        promised = ended.records if ended is not None else None
         return {
             "run": self.run,
             "name": (accepted or ended or Status(kind="ended", run=self.run)).name,
@@ -326,7 +352,7 @@ class RunFolder:
             "answers": self.rows_written - self.failed,
             "failed": self.failed,
             "repeated": self.repeated,
-            "missing": max(0, promised - self.rows_written) if promised is not None else 0,
+            "missing": self.missing,
             "backends": sorted(self._backends),
             "scenario": accepted.scenario if accepted else None,
             **told,

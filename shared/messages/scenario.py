@@ -174,7 +174,13 @@ class ModelSpec(Strict):
     @model_validator(mode="after")
     def _complete(self) -> ModelSpec:
         if self.mixture is not None:
-            if self.model_fields_set - {"mixture"}:
+            # Defaults may be spelled out: a scenario travels with them filled in.
+            defaults = type(self).model_fields
+            given = self.model_fields_set - {"mixture"}
+            if any(
+                getattr(self, name) != defaults[name].get_default(call_default_factory=True)
+                for name in given
+            ):
                 raise ValueError("a mixture stands for other models and has no keys besides")
             return self
         if self.backend == "openai" and not (self.base_url and self.model):

@@ -78,7 +78,7 @@ async def test_social_feed(services: Services, workers: int) -> None:
 async def test_the_guess_game_in_groups(services: Services, workers: int) -> None:
     outcome = await example(
         services,
-        "guess_two_thirds/dummy.yaml",
+        "guess_average/dummy.yaml",
         agents__count=103,
         agents__groups=4,
         agents__workers=workers,
@@ -93,6 +93,10 @@ async def test_the_guess_game_in_groups(services: Services, workers: int) -> Non
             means.append(math.fsum(guesses[start : start + size]) / size)
             start += size
         assert row.values["groups"] == ", ".join(f"{mean:.1f}" for mean in means)
-        assert row.values["winning"] == pytest.approx(row.values["mean"] * 2 / 3)
+        # Of the groups' numbers, not of all players': each group counts once.
+        assert row.values["winning"] == pytest.approx(sum(means) / 4 * 2 / 3)
+        assert row.values["winning"] != pytest.approx(row.values["mean"] * 2 / 3, rel=1e-6)
+        distances = [abs(mean - row.values["winning"]) for mean in means]
+        assert row.values["best_group"] == distances.index(min(distances)) + 1
     # The announcements were part of what models were asked from the second round on.
     assert outcome.rows[1].tokens > outcome.rows[0].tokens + 103 * 20

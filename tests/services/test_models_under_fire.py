@@ -423,7 +423,7 @@ async def test_an_estimate_is_near_what_is_counted(services: Services) -> None:
     from tests.conftest import ROOT
 
     file = read_scenario(
-        ROOT / "examples/guess_two_thirds/dummy.yaml", {"agents.count": 500, "rounds": 4}
+        ROOT / "examples/guess_average/dummy.yaml", {"agents.count": 500, "rounds": 4}
     )
     settings = services.settings()
     cls, params = load_class(file.spec, CodeLoader(settings.prefixes, [ROOT]), file)

@@ -369,7 +369,7 @@ async def test_results_come_as_they_were_asked_for(services: Services) -> None:
 
 
 async def test_the_example_is_as_good_as_its_word(services: Services) -> None:
-    spec = read_scenario(ROOT / "examples/guess_two_thirds/dummy.yaml", {"agents.count": 500}).spec
+    spec = read_scenario(ROOT / "examples/guess_average/dummy.yaml", {"agents.count": 500}).spec
     outcome = await play(services, spec.model_dump(mode="json", exclude_none=True))
     assert outcome.state == "finished"
     assert [r.values["parsed"] for r in outcome.rows] == [500, 500]
@@ -384,7 +384,7 @@ async def test_the_bare_client(services: Services) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(ROOT / "examples/bare_client/client.py"),
-        str(ROOT / "examples/guess_two_thirds/dummy.yaml"),
+        str(ROOT / "examples/guess_average/dummy.yaml"),
         "300",
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "POPULACE_NATS_URL": services.broker.url},

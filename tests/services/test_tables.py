@@ -153,3 +153,28 @@ def test_batches_of_another_shape(tmp_path: Path, bad: dict[str, Any]) -> None:
     folder = RunFolder(tmp_path / "r", "r")
     with pytest.raises(CodecError, match="wrong shape"):
         folder.add(bad)
+
+
+def test_what_was_on_its_way_is_filled_in(tmp_path: Path) -> None:
+    """A node died with some messages: they are read again when the run is over."""
+    folder = RunFolder(tmp_path / "r", "r")
+    folder.add(record([0], [1.0]))
+    told = statuses(3)
+    restored = Status(kind="restored", run="r", round=1, life=2)
+    for status in (told[0], restored, told[3]):
+        folder.add_status(status)
+    assert folder.missing == 2
+    folder.fill_statuses([*told[:3], restored, told[3]])
+    folder.add(record([0], [1.0], fill=True))
+    folder.add(record([1], [2.0], fill=True))  # of the life before, but of a round that counts
+    folder.add(record([7], [9.0], round_number=2, fill=True))  # of one that was played again
+    folder.add(record([1], [3.0], round_number=2, life=2, fill=True))
+    manifest = folder.finish()
+    assert manifest["missing"] == 0
+    assert manifest["seed"] == 1
+    assert [(r["round"], r["agent"], r["value"]) for r in rows(tmp_path / "r")] == [
+        (1, 0, 1.0),
+        (1, 1, 2.0),
+        (2, 1, 3.0),
+    ]
+    assert json.loads((tmp_path / "r" / "rounds.json").read_text())[0]["answers"] == 3

@@ -18,7 +18,7 @@ import pytest
 from populace.stack import processes
 from tests.conftest import ROOT, Services
 
-DUMMY = str(ROOT / "examples/guess_two_thirds/dummy.yaml")
+DUMMY = str(ROOT / "examples/guess_average/dummy.yaml")
 SLOW = ["--set", "models.default.script.latency=0.3", "--set", "models.default.concurrency=20"]
 
 
@@ -212,11 +212,11 @@ def test_a_taken_port_is_no_trouble(shell: Shell) -> None:
 @pytest.mark.slow
 def test_a_dead_model_endpoint(shell: Shell) -> None:
     file = shell.folder / "dead.yaml"
-    source = ROOT / "examples/guess_two_thirds"
+    source = ROOT / "examples/guess_average"
     for name in ("scenario.py", "agents.py", "prompts.py"):
         (shell.folder / name).write_text((source / name).read_text())
     file.write_text(
-        "name: dead\nscenario: scenario:GuessTwoThirds\nmodels:\n"
+        "name: dead\nscenario: scenario:GuessAverage\nmodels:\n"
         "  default: {backend: openai, base_url: 'http://127.0.0.1:9', model: m}\n"
     )
     code, out, err = shell.run("run", str(file), "--json")

@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-GAME = ROOT / "examples/guess_two_thirds/scenario.yaml"
+GAME = ROOT / "examples/guess_average/scenario.yaml"
 CPU = ROOT / "deploy/vllm/cpu.sh"
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 

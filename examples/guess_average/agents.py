@@ -1,4 +1,4 @@
-"""One player of the game."""
+"""One player of the game, who asks a language model."""
 
 from __future__ import annotations
 
@@ -32,12 +32,29 @@ class Player(Agent):
         low: smallest number that may be picked.
         high: largest.
         group: path of its group's environment; empty if there are no groups.
+        uses: which of the run's models it asks.
+        expert: whether it is the only expert; None: nobody speaks of experts.
     """
 
-    def __init__(self, low: float, high: float, group: str = "") -> None:
+    def __init__(
+        self,
+        low: float,
+        high: float,
+        group: str = "",
+        uses: str = "default",
+        expert: bool | None = None,
+    ) -> None:
         self.low = low
         self.high = high
         self.group = group
+        self.uses = uses
+        self.expert = expert
+        self.picked: float | None = None
+        """The last pick; None if it could not be read."""
+
+    def attribute(self, name: str) -> str:
+        """What the player's persona says of something."""
+        return str(self.persona[name]) if self.persona is not None else ""
 
     async def guess(self, rules: str, question: str, news: str | None) -> dict[str, Any]:
         """Pick a number.
@@ -48,11 +65,17 @@ class Player(Agent):
         Raises:
             Failure: ``unparsable``, ``out_of_range``, or the model's own failure.
         """
+        self.picked = None
         if self.group:
             return await self._guess_in_group(rules, question)
         if news is not None:
             self.memory.add_user(news)
         return await self._pick(rules, question)
+
+    def nearness(self, winning: float, near: float) -> str:
+        """The player's model, if its last pick was near the winning number; else nothing."""
+        won = self.picked is not None and abs(self.picked - winning) <= near
+        return self.model.name(self.uses) if won else ""
 
     async def _guess_in_group(self, rules: str, question: str) -> dict[str, Any]:
         """The same, with news from the group, and the pick reported to it."""
@@ -69,12 +92,15 @@ class Player(Agent):
         return answer
 
     async def _pick(self, rules: str, question: str) -> dict[str, Any]:
-        text = await self.model.ask(question, system=rules)
+        role = prompts.role(self.expert)
+        asked = f"{role} {question}" if role else question
+        text = await self.model.ask(asked, system=rules, model=self.uses)
         number = await self._read_number(text)
         if number is None:
             raise Failure("unparsable", text)
         if not self.low <= number <= self.high:
             raise Failure("out_of_range", text)
+        self.picked = number
         return {"number": number, "text": text}
 
     async def _read_number(self, text: str) -> float | None:
@@ -89,6 +115,7 @@ class Player(Agent):
         answer = await self.model.ask(
             prompts.extraction(text),
             returns=_SCHEMA,
+            model=self.uses,
             memory=False,
             temperature=0.0,
             max_tokens=24,
