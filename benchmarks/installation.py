@@ -197,9 +197,13 @@ class Installation:
         """Process numbers of the workers that hold a run's agents."""
         subjects = self.settings().subjects
         bucket = await bus.bucket(subjects.bucket_placement)
+        try:
+            entries = await bucket.entries(f"{run}.>")
+        except BusError:  # the brokers have no leader for it at the moment
+            return []
         names = {
             (shard.worker, shard.host)
-            for entry in await bucket.entries(f"{run}.>")
+            for entry in entries
             for shard in Placement.model_validate_json(entry.value).shards
         }
         found = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from populace._random import AgentRandom, stream_state
 from populace._runtime import driver
 from populace.memory import Memory
-from populace.personas.people import Persona
+from populace.personas.people import Persona, attributes
 from shared.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from populace.models.handle import ModelHandle
     from populace.proxy import AgentProxy
     from populace.world import World
+
+
+_INTERVIEWS = 1 << 41
+"""Numbers of questions from here on are of interviews."""
 
 
 class _AgentType(type):
@@ -173,6 +177,37 @@ class Agent(metaclass=_AgentType):
         return await shard.worker.listen(
             shard, self._index, environment, event, name, when=when, below=below, durable=durable
         )
+
+    async def interview(
+        self, question: str, *, remember: bool = False, model: str = "default", nonce: int = 0
+    ) -> dict[str, Any]:
+        """Answer a question beside what goes on in the run; a class may have its own way.
+
+        What the agent asks its models later, and so what they answer, stays the same.
+
+        Args:
+            question: in words.
+            remember: whether question and answer go into the memory.
+            model: which of the run's models answers.
+            nonce: what tells this interview from others.
+
+        Returns:
+            ``{"text": the answer, "persona": attributes, or None}``.
+
+        Raises:
+            ModelFailure: there is no answer.
+        """
+        before = getattr(self, "_questions", None)
+        self._questions = (self.round, _INTERVIEWS + nonce)
+        try:
+            text = await self.model.ask(question, model=model, remember=remember)
+        finally:
+            if before is None:
+                del self._questions
+            else:
+                self._questions = before
+        persona = self.persona
+        return {"text": text, "persona": None if persona is None else attributes(persona)}
 
     def _next_question(self) -> int:
         """The number of this agent's next question to a model within the round, from 0."""

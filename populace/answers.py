@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 __all__ = ["AnswerBatch", "Answers", "Results", "Summary"]
 
-_MOST_PER_MESSAGE = 10_000
+MOST_PER_MESSAGE = 10_000
+"""Agents of one message, where each of them is named or told something of its own."""
 
 
 @dataclass(slots=True)
@@ -43,16 +44,25 @@ class AnswerBatch:
 
 
 class Results(Sequence[Any]):
-    """All answers of a population, by the agents' numbers.
+    """All answers of a population, in the order of the agents' numbers.
 
-    ``results[i]`` is the answer of agent i; it raises the agent's error if it failed.
+    ``results[i]`` is the answer of agent i (of a part of a population: of the i-th of them); it
+    raises the agent's error if it failed.
     """
 
-    def __init__(self, values: list[Any], errors: dict[int, AgentError], name: str) -> None:
+    def __init__(
+        self,
+        values: list[Any],
+        errors: dict[int, AgentError],
+        name: str,
+        agents: Sequence[int] | None = None,
+    ) -> None:
         self.values = values
         """Answers in the agents' order; None where an agent failed."""
         self.errors = errors
-        """Errors by the agents' numbers."""
+        """Errors by place; of a whole population, that is by the agents' numbers."""
+        self.agents: Sequence[int] = range(len(values)) if agents is None else agents
+        """The agents' numbers, in step with ``values``."""
         self._name = name
 
     def __len__(self) -> int:
@@ -80,13 +90,13 @@ class Results(Sequence[Any]):
             import pandas
         except ImportError:
             raise InvalidInputError("to_pandas needs pandas: pip install pandas") from None
-        agents = range(len(self.values))
+        places = range(len(self.values))
         return pandas.DataFrame(
             {
                 "population": self._name,
-                "agent": list(agents),
+                "agent": list(self.agents),
                 "value": self.values,
-                "error": [str(self.errors[i]) if i in self.errors else None for i in agents],
+                "error": [str(self.errors[i]) if i in self.errors else None for i in places],
             }
         )
 
@@ -159,22 +169,19 @@ class Answers(Generic[T]):
             options["record"] = self._record
         options["step"] = self._caller.next_step()
         own = any(isinstance(v, Column) for v in (*self._args, *self._kwargs.values()))
-        for shard in self._population._shards:
-            step = _MOST_PER_MESSAGE if own else shard.size
-            for start in range(0, shard.size, step):
-                stop = min(shard.size, start + step)
-                here = slice(shard.offset + start, shard.offset + stop)
-                self._caller.call_part(
-                    self,
-                    shard.shard,
-                    self._method,
-                    [_own(a, here) for a in self._args],
-                    {k: _own(v, here) for k, v in self._kwargs.items()},
-                    range(start, stop),
-                    here.start,
-                    options,
-                    self._timeout,
-                )
+        for shard, places, first in self._population._slices(MOST_PER_MESSAGE if own else None):
+            here = slice(first, first + len(places))
+            self._caller.call_part(
+                self,
+                shard.shard,
+                self._method,
+                [_own(a, here) for a in self._args],
+                {k: _own(v, here) for k, v in self._kwargs.items()},
+                places,
+                first,
+                options,
+                self._timeout,
+            )
 
     # Told by the caller
     def _take(
@@ -355,7 +362,8 @@ class Answers(Generic[T]):
             for agent, value in zip(part.agents, part.values, strict=True):
                 values[agent] = value
             errors.update(part.errors)
-        return Results(values, dict(sorted(errors.items())), self._population.name)
+        population = self._population
+        return Results(values, dict(sorted(errors.items())), population.name, population.numbers)
 
     def __await__(self) -> Generator[Any, None, Results]:
         if self._partial is not None:
@@ -373,12 +381,20 @@ class Answers(Generic[T]):
             while self._batches:
                 part = self._batches.popleft()
                 try:
-                    yield part
+                    yield self._named(part)
                 finally:
                     self._taken(part)
             if finished:
                 return
             await self._progressed()
+
+    def _named(self, part: AnswerBatch) -> AnswerBatch:
+        """The same with the agents' own numbers, where these are a part of a population."""
+        members = self._population._members
+        if members is None:
+            return part
+        errors = {members[place]: error for place, error in part.errors.items()}
+        return AnswerBatch([members[place] for place in part.agents], part.values, errors)
 
     def reduce(self, kind: ReduceKind = "mean", field: str | None = None) -> Reduction:
         """Have the answers summarised, where the agents live if asked at once.

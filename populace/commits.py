@@ -198,11 +198,12 @@ def state_codec(world: World, scenario: Scenario) -> Codec:
     register_proxies(codec, world._caller)
 
     def population(parts: list[Any]) -> Population:
-        name, timeout, record = parts
+        name, timeout, record, members = parts
         made = world._made.get(name)
         if made is None:
             raise CodecError(f"the run has no population named {name!r}")
-        return made.population.options(timeout=timeout, record=record)
+        whole = made.population.options(timeout=timeout, record=record)
+        return whole if members is None else whole.only(members)
 
     def environment(parts: list[Any]) -> EnvironmentProxy:
         path, class_path, folder = parts
@@ -223,7 +224,12 @@ def state_codec(world: World, scenario: Scenario) -> Codec:
         made.setstate((parts[0], tuple(parts[1]), parts[2]))
         return made
 
-    codec.register(_POPULATION, Population, lambda p: [p.name, p._timeout, p._record], population)
+    codec.register(
+        _POPULATION,
+        Population,
+        lambda p: [p.name, p._timeout, p._record, None if p._members is None else list(p._members)],
+        population,
+    )
     codec.register(
         _ENVIRONMENT,
         EnvironmentProxy,

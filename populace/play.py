@@ -11,10 +11,11 @@ from typing import Any
 from populace._runtime.records import Recorder, batch_of
 from populace.answers import Answers
 from populace.commits import Commit, Commits
-from populace.errors import RunBrokenError, StateError
+from populace.errors import RunBrokenError, ScenarioError, StateError
+from populace.injections import Injections
 from populace.scenario import Scenario
 from populace.world import World
-from shared.errors import PopulaceError
+from shared.errors import InvalidInputError, PopulaceError
 from shared.logs import get_logger
 from shared.messages.scenario import RoundRow, Status
 
@@ -47,12 +48,16 @@ class Player:
         self._publish = publish
         self._recorder = Recorder(world._bus, world._subjects, world.run, results_format)
         self._commits: Commits | None = None
+        self.injections: Injections | None = None
+        """What comes from outside before a round, if anything may."""
         self.strict = False
         """Whether an answer that was not kept, of a run that is played again, ends it."""
         self.must_commit = False
         """Whether a run whose state can't be kept is to fail, rather than to go on without."""
         self.on_uncommitted: Callable[[str], None] = lambda why: None
         """Told why the run's state can't be kept, if it can't."""
+        self.number = 0
+        """The round under way, or the last."""
         self.rows: list[RoundRow] = []
         """The rounds that were finished."""
         self.records = 0
@@ -83,6 +88,8 @@ class Player:
             assert commits is not None
             await self._unless_broken(commits.take_up(commit))
             self.rows, self.records = commit.rows, commit.records
+            if self.injections is not None:
+                self.injections.skip(len(self.rows))
         for number in range(len(self.rows) + 1, scenario.rounds + 1):
             await self._round(number)
         self._world._caller.round = FINISH
@@ -135,13 +142,14 @@ class Player:
                 agents=scenario.agents,
             )
         )
-        world._caller.round = number
+        world._caller.round = self.number = number
         world._recorded = []
         world._records = True
         scenario._recorded = {}
         began = time.monotonic()
         progress = asyncio.ensure_future(self._tell_progress(number))
         try:
+            await self._unless_broken(self._inject(number))
             await self._unless_broken(self._play_round(number))
         finally:
             world._records = False
@@ -165,6 +173,20 @@ class Player:
         # Last, so that a run that ends here, its budget spent, plays this round again if it is
         # taken up with more.
         await self._commit(number)
+
+    async def _inject(self, number: int) -> None:
+        """Bring what comes before a round."""
+        if self.injections is None:
+            return
+        for name, event in await self.injections.due(number):
+            try:
+                await self._scenario.injected(event)
+            except InvalidInputError as error:  # a ScenarioError is one, too
+                if name.startswith("planned-"):
+                    raise ScenarioError(f"the event {event.name!r}: {error}") from None
+                # A slip of somebody's hand must not end a run.
+                self.injections.refused[name] = str(error)
+                _log.warning("an event is refused", run=self._world.run, error=str(error))
 
     async def _play_round(self, number: int) -> None:
         await self._scenario.round(number)
@@ -218,7 +240,7 @@ class Player:
                             call=(answers._record or {}).get("call", 0),
                             batch=f"{self._world.life}/lost/{number}/{i}/{j}",
                             life=self._world.life,
-                            agents=list(range(first, first + size)),
+                            agents=list(answers._population.numbers[first : first + size]),
                             values=[None] * size,
                             errors=[[place, error[0], error[1]] for place in range(size)],
                         ),

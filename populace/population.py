@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING, Any
 
-from populace.answers import Answers
+from populace.answers import MOST_PER_MESSAGE, Answers
 from populace.proxy import AgentProxy
 from shared.errors import InvalidInputError
 from shared.messages.control import PlacedShard
@@ -43,11 +45,16 @@ class Population:
     """A set of agents of one class; calling a method calls it on every one of them.
 
     ``voters.vote(question)`` returns ``Answers`` at once. ``voters[7]`` is a proxy of agent
-    7; ``len(voters)`` is their number.
+    7; ``len(voters)`` is their number; ``voters.only([3, 7])`` is a part of it.
     """
 
     def __init__(
-        self, world: World, cls: type[Agent], name: str, shards: list[PlacedShard]
+        self,
+        world: World,
+        cls: type[Agent],
+        name: str,
+        shards: list[PlacedShard],
+        members: Sequence[int] | None = None,
     ) -> None:
         self._world = world
         self._caller = world._caller
@@ -57,7 +64,10 @@ class Population:
         self._record: bool | None = None
         self.name = name
         """Unique within the run."""
-        self.count = sum(shard.size for shard in shards)
+        self._whole = sum(shard.size for shard in shards)
+        self._members = members
+        """Numbers of the agents that it is restricted to, in order; None: all."""
+        self.count = self._whole if members is None else len(members)
         """Number of agents."""
 
     def __len__(self) -> int:
@@ -71,10 +81,73 @@ class Population:
             record: whether answers go into the run's results; default: in a scenario's
                 rounds they do.
         """
-        twin = Population(self._world, self._cls, self.name, self._shards)
+        twin = Population(self._world, self._cls, self.name, self._shards, self._members)
         twin._timeout = self._timeout if timeout is None else timeout
         twin._record = self._record if record is None else record
         return twin
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The agents' numbers, in order."""
+        return range(self._whole) if self._members is None else self._members
+
+    def only(self, numbers: Iterable[int]) -> Population:
+        """A part of the population, by the agents' numbers.
+
+        What is called on it reaches these agents alone; answers stand in the order of their
+        numbers, whatever the order here, and ``part[0]`` is the first of them.
+
+        Raises:
+            InvalidInputError: a number that is not among this population's.
+        """
+        wanted = sorted(set(numbers))
+        known = set(self._members) if self._members is not None else range(self._whole)
+        for number in wanted:
+            if number not in known:
+                raise InvalidInputError(f"{self.name} has no agent {number} (any more)")
+        return self._part(wanted)
+
+    def without(self, numbers: Iterable[int]) -> Population:
+        """The population less some of its agents: those that have left, say.
+
+        They live on, and can be called by whoever has the whole, but not by this part.
+        """
+        gone = set(numbers)
+        return self._part([number for number in self.numbers if number not in gone])
+
+    def sample(self, size: int, random: Random) -> Population:
+        """So many of its agents, drawn at random.
+
+        Args:
+            size: how many; all, if there are no more.
+            random: what draws, such as a scenario's ``self.random``.
+        """
+        numbers = self.numbers
+        return self._part(sorted(random.sample(numbers, min(size, len(numbers)))))
+
+    def _part(self, members: list[int]) -> Population:
+        part = Population(self._world, self._cls, self.name, self._shards, members)
+        part._timeout, part._record = self._timeout, self._record
+        return part
+
+    def _slices(self, most: int | None) -> Iterator[tuple[PlacedShard, Sequence[int], int]]:
+        """(shard, the agents' places in it, the place of the first of them here) of each message.
+
+        Args:
+            most: agents in one message, where each has something of its own to be told.
+        """
+        first = 0
+        for shard in self._shards:
+            if self._members is None:
+                places: Sequence[int] = range(shard.size)
+                size = most or max(1, shard.size)
+            else:
+                stop = bisect_left(self._members, shard.offset + shard.size, first)
+                places = [number - shard.offset for number in self._members[first:stop]]
+                size = most or MOST_PER_MESSAGE
+            for start in range(0, len(places), size):
+                yield shard, places[start : start + size], first + start
+            first += len(places)
 
     def __getattr__(self, name: str) -> Callable[..., Answers[Any]]:
         if name.startswith("_"):
@@ -98,8 +171,8 @@ class Population:
             self._world._recorded.append(answers)
         return answers
 
-    def _label(self, number: int) -> str:
-        return f"{self.name}/{number}"
+    def _label(self, place: int) -> str:
+        return f"{self.name}/{self.numbers[place]}"
 
     def _shard_of(self, number: int) -> PlacedShard:
         for shard in self._shards:
@@ -112,9 +185,13 @@ class Population:
             raise InvalidInputError("a population takes one agent's number in brackets")
         if number < 0:
             number += self.count
+        if self._members is not None:
+            if not 0 <= number < self.count:
+                raise IndexError(f"this part of {self.name} has {self.count} agents")
+            number = self._members[number]
         shard = self._shard_of(number)
         return AgentProxy(
-            self._caller, shard.shard, number - shard.offset, self._label(number), self._cls
+            self._caller, shard.shard, number - shard.offset, f"{self.name}/{number}", self._cls
         )
 
     def __repr__(self) -> str:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from populace.errors import ScenarioError
+from populace.injections import changed_params
 from populace.population import Population
 from shared.codec import plain
 from shared.errors import InvalidInputError
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from populace.events import Event
     from populace.report import ReportSpec
     from populace.world import World
+    from shared.messages.scenario import PlannedEvent
 
 
 _TAKEN = frozenset({"round", "answers", "failed", "failures", "tokens", "seconds"})
@@ -80,6 +83,23 @@ class Scenario:
 
     async def finish(self) -> None:
         """Tidy up or record last things, after the last round."""
+
+    async def injected(self, event: PlannedEvent) -> None:
+        """Something comes from outside, before the round ``event.round``.
+
+        By default ``params`` sets parameters to ``event.data`` (dots lead into nested ones). A
+        scenario that understands others overrides this, and calls it for what it does not know.
+
+        Raises:
+            ScenarioError: the scenario does not know what to do with it.
+            InvalidInputError: there are no such parameters.
+        """
+        if event.name != "params":
+            raise ScenarioError(
+                f"{type(self).__name__} does not know the event {event.name!r}; it needs a method "
+                "'injected' that does"
+            )
+        self.params = changed_params(self.params, event.data)
 
     def report(self) -> ReportSpec | None:
         """What a report shows of this scenario; follows from the file alone. Default: the usual."""

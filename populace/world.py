@@ -8,6 +8,7 @@ import inspect
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,7 +60,7 @@ from shared.messages.model import Terms, pool_name
 from shared.messages.scenario import ModelSpec, ReplaySpec
 from shared.service import ask
 from shared.settings import Settings, load_settings
-from shared.streams import ensure_streams
+from shared.streams import ensure_streams, patiently
 
 _log = get_logger(__name__)
 
@@ -174,7 +175,8 @@ class World:
             for spec in models.values():
                 if spec.mixture is not None:
                     continue
-                await pools.put(pool_name(spec), spec.model_dump_json().encode())
+                name, told = pool_name(spec), spec.model_dump_json().encode()
+                await patiently(partial(pools.put, name, told), "a pool")
         self._pool = WorkerPool(
             self._bus,
             self._settings,

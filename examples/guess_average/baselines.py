@@ -5,11 +5,9 @@ They are asked as the others are, and answer the same; so a study can say what a
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from typing import Any
-
-from rules import Target
 
 from populace import Agent
 
@@ -17,39 +15,38 @@ _MOST_LEVELS = 60
 
 
 class _Rule(Agent):
-    """A player that follows a rule, and is told of each round by its numbers."""
+    """A player that follows a rule, and is told of each round by its numbers.
 
-    def __init__(self, low: float, high: float, target: Target) -> None:
+    Args:
+        low: smallest number that may be picked.
+        high: largest.
+        offset: of the target.
+        factor: of the target; target = offset + factor * mean.
+    """
+
+    def __init__(self, low: float, high: float, offset: float, factor: float) -> None:
         self.low = low
         self.high = high
-        # Plain numbers: what agents hold is saved after each round.
-        self.offset, self.factor = target.offset, target.factor
+        self.offset = offset
+        self.factor = factor
 
     @property
     def middle(self) -> float:
         """What players who pick anything pick on average."""
         return (self.low + self.high) / 2
 
-    def inside(self, number: float) -> float:
-        """The number, or the nearest that may be picked."""
-        return min(self.high, max(self.low, number))
-
     def pick(self, mean: float | None) -> float:
         """The number that is picked, after a round with this mean."""
         raise NotImplementedError
 
-    def play(self, mean: float | None) -> dict[str, Any]:
+    def play(self, mean: float | None) -> float:
         """Pick a number.
 
         Args:
             mean: of the last round; None in the first.
-
-        Returns:
-            ``{"number": the pick, "text": ""}``.
         """
-        number = self.inside(self.pick(mean))
-        self.picked = number
-        return {"number": number, "text": ""}
+        self.picked = min(self.high, max(self.low, self.pick(mean)))
+        return self.picked
 
     def nearness(self, winning: float, near: float) -> str:
         """The kind of player, if the last pick was near the winning number; else nothing."""
@@ -62,8 +59,8 @@ class LevelK(_Rule):
     After a round, what the others do on average is known: the steps go on from its mean.
     """
 
-    def __init__(self, low: float, high: float, target: Target, level: int) -> None:
-        super().__init__(low, high, target)
+    def __init__(self, low: float, high: float, offset: float, factor: float, level: int) -> None:
+        super().__init__(low, high, offset, factor)
         self.level = level
 
     def pick(self, mean: float | None) -> float:
@@ -71,7 +68,9 @@ class LevelK(_Rule):
         if self.level == 0:
             return self.random.uniform(self.low, self.high)
         number = self.middle if mean is None else mean
-        return self.target.steps(number, self.level)[-1]
+        for _ in range(self.level):
+            number = self.offset + self.factor * number
+        return number
 
 
 class CognitiveHierarchy(_Rule):
@@ -81,27 +80,25 @@ class CognitiveHierarchy(_Rule):
     Economics 119, 2004).
     """
 
-    def __init__(self, low: float, high: float, target: Target, tau: float) -> None:
-        super().__init__(low, high, target)
+    def __init__(self, low: float, high: float, offset: float, factor: float, tau: float) -> None:
+        super().__init__(low, high, offset, factor)
         self.tau = tau
+        self.level: int | None = None
+        """Drawn once: a player thinks as far in each round."""
 
     def pick(self, mean: float | None) -> float:
         """See ``_Rule.pick``."""
-        level = self._level()
-        if level == 0:
+        if self.level is None:
+            self.level = self._draw()
+        if self.level == 0:
             return self.random.uniform(self.low, self.high)
-        return hierarchy(self.target, self.middle if mean is None else mean, self.tau, level)[-1]
+        start = self.middle if mean is None else mean
+        return hierarchy(self.offset, self.factor, start, self.tau, self.level)[-1]
 
-    def _level(self) -> int:
-        """A level, drawn once: a player thinks as far in each round."""
-        if not hasattr(self, "level"):
-            drawn, self.level = self.random.random(), _MOST_LEVELS
-            reached = itertools.accumulate(poisson(self.tau, _MOST_LEVELS))
-            for level, so_far in enumerate(reached):
-                if drawn < so_far:
-                    self.level = level
-                    break
-        return self.level
+    def _draw(self) -> int:
+        drawn = self.random.random()
+        reached = itertools.accumulate(poisson(self.tau, _MOST_LEVELS))
+        return next((k for k, so_far in enumerate(reached) if drawn < so_far), _MOST_LEVELS)
 
 
 class BestResponse(_Rule):
@@ -111,19 +108,21 @@ class BestResponse(_Rule):
         """See ``_Rule.pick``."""
         if mean is None:
             return self.random.uniform(self.low, self.high)
-        return self.target.of(mean)
+        return self.offset + self.factor * mean
 
 
+@functools.lru_cache
 def poisson(tau: float, count: int) -> list[float]:
     """Shares of the levels 0 to ``count - 1``."""
     return [math.exp(-tau) * tau**k / math.factorial(k) for k in range(count)]
 
 
-def hierarchy(target: Target, start: float, tau: float, levels: int) -> list[float]:
+@functools.lru_cache
+def hierarchy(offset: float, factor: float, start: float, tau: float, levels: int) -> list[float]:
     """What the levels 0 to ``levels`` of a cognitive hierarchy pick on average."""
     shares = poisson(tau, levels + 1)
     picks = [start]
     for level in range(1, levels + 1):
         below = math.fsum(share * pick for share, pick in zip(shares, picks, strict=False))
-        picks.append(target.of(below / math.fsum(shares[:level])))
+        picks.append(offset + factor * below / math.fsum(shares[:level]))
     return picks

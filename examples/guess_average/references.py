@@ -107,11 +107,18 @@ def report(params: Params, rounds: int, groups: int | None) -> ReportSpec:
         references=[*known, *theory],
     )
     game = "groups" if groups else "players"
+    rules = {
+        "llm": "",
+        "level_k": f" All are of level {params.players.level}; no model is asked.",
+        "cognitive_hierarchy": f" Levels are Poisson ({params.players.tau:g}); no model is asked.",
+        "best_response": " All answer the round before best; no model is asked.",
+    }
     return ReportSpec(
         about=(
             f"Guess {params.target.ratio} of the average"
             + (f", plus {params.target.offset:g}" if params.target.offset else "")
             + f": the {game} nearest to the target win. {rounds} rounds."
+            + rules[params.players.kind]
         ),
         variables=[number],
         lines=["mean", "winning"],

@@ -65,7 +65,7 @@ class GuessAverage(Scenario):
         params = self.params
         if self.groups is not None:
             raise ScenarioError("agents.groups: players who follow a rule play without groups")
-        given = (*params.range, params.target.model_dump())
+        given = (*params.range, params.target.offset, params.target.factor)
         players = params.players
         if players.kind == "level_k":
             made = self.population(LevelK, *given, players.level, name="players")
@@ -103,7 +103,8 @@ class GuessAverage(Scenario):
             guesses = self.players.guess(self.rules, self.question, self.news)
         else:
             guesses = self.players.play(self.mean)
-        summary = await guesses.reduce("mean", field="number")
+        field = "number" if self.params.players.kind == "llm" else None
+        summary = await guesses.reduce("mean", field=field)
         if summary.mean is None:
             raise ScenarioError(
                 f"no answer of round {n} could be used; the first failure was "

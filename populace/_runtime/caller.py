@@ -317,13 +317,14 @@ class Caller:
         method: str,
         args: list[Any],
         kwargs: dict[str, Any],
-        indexes: range,
+        indexes: Sequence[int],
         offset: int,
         options: dict[str, Any],
         timeout: float | None,
     ) -> None:
-        """Send a population call to a slice of a shard, when its turn comes.
+        """Send a population call to some agents of a shard, when its turn comes.
 
+        ``offset`` is the place of the first of them within the population.
         ``args`` and ``kwargs`` may hold ``Column``s, whose values are for these indexes.
         """
         by = calling()
@@ -344,7 +345,7 @@ class Caller:
                 method,
                 [_shared_or_column(a, part) for a in args],
                 {k: _shared_or_column(v, part) for k, v in kwargs.items()},
-                batch.span(here.start, here.stop),
+                batch.column(here),
                 options,
             ]
             row, error = b"", self.refusal(shard)

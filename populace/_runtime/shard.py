@@ -39,7 +39,7 @@ _SLICE = 1000
 _PATIENCE = 0.5
 """Seconds in which something must move at a shard before it takes more calls than it should."""
 
-_NOT_CALLABLE = frozenset(dir(Agent))
+_NOT_CALLABLE = frozenset(dir(Agent)) - {"interview"}
 
 
 class Group:

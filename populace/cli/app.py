@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from populace.cli import personas, records, reporting, show
+from populace.cli import personas, records, reporting, show, talking
 from populace.cli.playing import finish, follow_run, play
 from populace.cli.runs import (
     Outcome,
@@ -80,6 +80,8 @@ app.add_typer(personas.app, name="personas")
 app.add_typer(records.app, name="runs")
 app.command()(reporting.report)
 app.command()(reporting.judge)
+app.command()(talking.inject)
+app.command()(talking.interview)
 
 Profile = Annotated[
     bool, typer.Option("--profile", help="Measure where the run's time goes, and show it.")

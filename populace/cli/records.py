@@ -118,6 +118,7 @@ async def forget_run(bus: Bus, settings: Settings, run: str) -> None:
         (subjects.bucket_placement, f"{run}.>"),
         (subjects.bucket_budgets, run),
         (subjects.bucket_specs, run),
+        (subjects.bucket_specs, f"{run}.>"),
         (subjects.bucket_runs, run),
     ):
         bucket = await bus.bucket(name)

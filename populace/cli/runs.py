@@ -22,6 +22,7 @@ from shared.messages.scenario import (
     ControlReply,
     ControlRequest,
     ManageRequest,
+    PlannedEvent,
     RoundRow,
     RunInfo,
     RunState,
@@ -115,15 +116,20 @@ async def submit(bus: NatsBus, settings: Settings, spec: ScenarioSpec) -> str:
 
 
 async def control(
-    bus: NatsBus, settings: Settings, run: str, action: Literal["cancel", "pause"]
+    bus: NatsBus,
+    settings: Settings,
+    run: str,
+    action: Literal["cancel", "pause", "inject"],
+    *,
+    event: PlannedEvent | None = None,
 ) -> None:
-    """Ask a run's director to end or to pause it.
+    """Ask a run's director to end it, to pause it, or to bring an event into it.
 
     Raises:
         RemoteError: it is over.
         BusError: its director does not answer.
     """
-    request = ControlRequest(action=action)
+    request = ControlRequest(action=action, event=event)
     subject = settings.subjects.run_control(run)
     await ask(bus, subject, request, ControlReply, timeout=5, patience=5)
 
@@ -160,7 +166,16 @@ async def find_spec(bus: NatsBus, settings: Settings, run: str) -> ScenarioSpec:
     entry = await bucket.get(run)
     if entry is None:
         raise InvalidInputError(f"the broker keeps no scenario of a run {run!r}")
-    return ScenarioSpec.model_validate_json(entry.value)
+    spec = ScenarioSpec.model_validate_json(entry.value)
+    # With what was injected, in the rounds that it was.
+    planned = {f"planned-{i}": event for i, event in enumerate(spec.events)}
+    for entry in await bucket.entries(f"{run}.>"):
+        name = entry.key.removeprefix(f"{run}.")
+        planned[name] = PlannedEvent.model_validate_json(entry.value)
+    for event in planned.values():
+        event.after = None if event.round is not None else event.after
+    spec.events = list(planned.values())
+    return spec
 
 
 async def follow(

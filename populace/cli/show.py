@@ -29,6 +29,7 @@ from shared.messages.scenario import RunInfo, Status
 
 if TYPE_CHECKING:
     from populace.estimate import Estimate
+    from populace.interviews import InterviewAnswers
     from populace.recorded import Comparison
 
 _PLAIN_WIDTH = 160
@@ -340,6 +341,15 @@ def show_manifest(manifest: dict[str, Any]) -> None:
         shown = json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else value
         if shown not in (None, "", "{}", "[]"):
             out.print(f"{name + ':':<18}{shown}", markup=False, soft_wrap=True)
+
+
+def show_interviews(found: InterviewAnswers) -> None:
+    """What agents said."""
+    for answer in found.answers:
+        person = answer.persona or {}
+        who = ", ".join(f"{name}: {value}" for name, value in person.items())
+        out.print(f"{answer.agent}{f' ({who})' if who else ''}", style="bold", markup=False)
+        out.print(f"  {answer.text or answer.error}", markup=False, soft_wrap=True)
 
 
 def show_comparison(first: str, second: str, found: Comparison) -> None:

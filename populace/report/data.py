@@ -51,7 +51,7 @@ class RunData:
     @property
     def scripted(self) -> bool:
         """Whether a script stood in for a model."""
-        return bool(self.manifest.get("scripted"))
+        return any(name.startswith("scripted") for name in self.manifest.get("backends") or [])
 
     @property
     def by(self) -> list[str]:

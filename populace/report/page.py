@@ -122,7 +122,7 @@ class Report:
             "label": label,
             "data": data,
             "spec": data.spec,
-            "scripted": manifest.get("scripted") or [],
+            "scripted": (manifest.get("scripted") or []) if data.scripted else [],
             "state": manifest.get("state", "finished"),
             "reason": manifest.get("reason", ""),
             "agents": scenario.get("agents", {}).get("count", 0),

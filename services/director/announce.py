@@ -7,7 +7,7 @@ import time
 from shared.bus import Bus
 from shared.codec import CONTENT_TYPE, JSON_TYPE
 from shared.errors import PopulaceError, RevisionConflictError
-from shared.messages.scenario import RunInfo, ScenarioSpec, Status
+from shared.messages.scenario import PlannedEvent, RunInfo, ScenarioSpec, Status
 from shared.streams import append_patiently, patiently
 from shared.subjects import Subjects
 
@@ -112,6 +112,23 @@ async def save_spec(bus: Bus, subjects: Subjects, spec: ScenarioSpec) -> None:
     assert spec.run is not None
     bucket = await bus.bucket(subjects.bucket_specs)
     await bucket.put(spec.run, spec.model_dump_json(exclude_none=True).encode())
+
+
+async def save_event(
+    bus: Bus, subjects: Subjects, run: str, name: str, event: PlannedEvent
+) -> None:
+    """Keep something that is injected into a run."""
+    bucket = await bus.bucket(subjects.bucket_specs)
+    await bucket.put(f"{run}.{name}", event.model_dump_json(exclude_none=True).encode())
+
+
+async def read_events(bus: Bus, subjects: Subjects, run: str) -> dict[str, PlannedEvent]:
+    """What is kept of what was injected, by name."""
+    bucket = await bus.bucket(subjects.bucket_specs)
+    return {
+        entry.key.removeprefix(f"{run}."): PlannedEvent.model_validate_json(entry.value)
+        for entry in await bucket.entries(f"{run}.>")
+    }
 
 
 async def read_spec(bus: Bus, subjects: Subjects, run: str) -> ScenarioSpec | None:

@@ -24,6 +24,7 @@ from services.director.announce import (
     publish_status,
     read_info,
     read_spec,
+    save_event,
     save_info,
     save_spec,
     take_over,
@@ -52,6 +53,7 @@ from shared.messages.scenario import (
     ControlReply,
     ControlRequest,
     ManageRequest,
+    PlannedEvent,
     RunInfo,
     ScenarioSpec,
     Status,
@@ -66,6 +68,8 @@ _STOP_WITHIN = 15.0
 _CANCEL_WITHIN = 15.0
 _LOOK_EVERY, _LOOK_SHARE = 1.5, 10
 _MOST_TRIES = 3
+_LONGEST_EVENT = 16_000
+"""Bytes: it goes to the process that plays the run through a pipe, as one piece."""
 
 
 @dataclass(eq=False)
@@ -249,6 +253,8 @@ class Director:
         info = await read_info(self._bus, self._subjects, run.info.run)
         if info is None or info.over:
             raise InvalidInputError(f"the run {run.info.run!r} is over")
+        if request.event is not None:
+            return await self._inject(run, info, request.event)
         if request.action == "pause":
             spec = await read_spec(self._bus, self._subjects, run.info.run)
             if spec is None or spec.durability == "none" or info.not_durable:
@@ -260,6 +266,24 @@ class Director:
             run.cancelled = True
             run.process.tell(f"{request.action} {' '.join(request.reason.split())}".strip())
             asyncio.get_running_loop().call_later(_CANCEL_WITHIN, self._kill, run)
+        return ControlReply(state=info.state)
+
+    async def _inject(self, run: _Run, info: RunInfo, event: PlannedEvent) -> ControlReply:
+        """Keep an event, then tell the process that plays the run."""
+        if event.round is not None and event.round <= info.rounds_done + 1:
+            raise InvalidInputError(
+                f"round {event.round} of {info.run!r} has begun; the next is {info.rounds_done + 2}"
+            )
+        if event.after is not None:
+            raise InvalidInputError("an event that comes by hand names a round, or nothing")
+        if len(event.model_dump_json()) > _LONGEST_EVENT:
+            raise InvalidInputError(
+                f"an event holds at most {_LONGEST_EVENT:,} bytes; have it name a file"
+            )
+        event.time = time.time()
+        name = new_id("event")
+        await save_event(self._bus, self._subjects, info.run, name, event)
+        run.process.tell(f"inject {name} {event.model_dump_json(exclude_none=True)}")
         return ControlReply(state=info.state)
 
     @staticmethod

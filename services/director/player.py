@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from importlib.metadata import version
@@ -33,13 +34,22 @@ from populace.errors import (
     RunBrokenError,
     ScenarioError,
 )
+from populace.injections import Injections
+from populace.interviews import Interviews
 from populace.models.accounts import KEPT_FOR, Accounts, PriceTable
 from populace.personas.people import find_people
 from populace.play import FINISH, Player
 from populace.scenario import Scenario
 from populace.scenario_file import load_class
 from populace.world import World, open_world
-from services.director.announce import SupersededError, check_player, publish_status, save_info
+from services.director.announce import (
+    SupersededError,
+    check_player,
+    publish_status,
+    read_events,
+    save_event,
+    save_info,
+)
 from shared import __version__
 from shared.bus import NatsBus
 from shared.code import CodeLoader
@@ -49,7 +59,7 @@ from shared.ids import new_id
 from shared.logs import get_logger
 from shared.messages.control import CheckModel, ModelChecked
 from shared.messages.model import Terms
-from shared.messages.scenario import RoundRow, RunInfo, RunState, ScenarioSpec, Status
+from shared.messages.scenario import PlannedEvent, RoundRow, RunInfo, RunState, ScenarioSpec, Status
 from shared.service import DEFAULT_URL, ask, run_loop
 from shared.settings import Settings, load_settings
 from shared.streams import patiently
@@ -65,6 +75,7 @@ _MODEL_SERVICE_WITHIN = 15.0
 _PACKAGES = ("nats-py", "msgpack", "pydantic", "aiohttp", "pyarrow")
 _MOST_LIVES = 5
 """Times that a run is taken up again from the same round, until it is paused."""
+_LONGEST_PAUSE = 10.0
 _ENDS: dict[str, tuple[RunState, str]] = {
     "cancel": ("cancelled", ""),
     "pause": ("paused", "it was told to"),
@@ -101,6 +112,9 @@ class Run:
         self._progressed = False
         """Whether this life has finished a round."""
         self._lost: list[str] = []
+        self._came: dict[str, PlannedEvent] = {}
+        """Events that came by hand."""
+        self._injections: Injections | None = None
         self._refused_before = 0
         """Prompts that earlier lives were refused, for want of budget."""
         self._reported: dict[str, dict[str, Any]] = {}
@@ -166,6 +180,13 @@ class Run:
             journals = self._subjects.env_journal(self._info.run, ">")
             with contextlib.suppress(BusError):  # they go by themselves after a while
                 await self._bus.purge(self._subjects.stream_journal, journals)
+
+    def inject(self, text: str) -> None:
+        """Something came by hand: its name, and the event."""
+        name, _, event = text.partition(" ")
+        self._came[name] = PlannedEvent.model_validate_json(event)
+        if self._injections is not None:
+            self._injections.take(name, self._came[name])
 
     def heed(self, line: str) -> None:
         """Take a word of the director, and a reason; an empty line means that it is gone."""
@@ -251,6 +272,8 @@ class Run:
                         f"time; the last time, {error}"
                     ) from None
                 _log.warning("the run is taken up again", run=self._info.run, reason=str(error))
+                if isinstance(error, BusError):  # a cluster may need a while for its leaders
+                    await asyncio.sleep(min(_LONGEST_PAUSE, 2.0 ** (lives - 1)))
                 self._info.life += 1
                 await save_info(self._bus, self._subjects, self._info)
             except PlacementError as error:
@@ -335,6 +358,8 @@ class Run:
             player = Player(
                 world, scenario, self._tell, results_format=spec.results_format or "msgpack"
             )
+            player.injections = self._injections = await self._events()
+            await Interviews(world).open()
             player.strict = spec.replay is not None and spec.replay.strict
             player.on_uncommitted = self._not_durable
             player.must_commit = spec.durability in ("round", "call")
@@ -348,10 +373,33 @@ class Run:
                 self._records = player.records
                 self._lost += world.lost
                 self._manifest["workers_lost"] = self._lost
+                if told := self._injections.told(player.number):
+                    self._manifest["events"] = told
                 if self._uncommitted:
                     self._manifest["not_durable"] = self._uncommitted
             if spec.profile:
                 self._manifest["profile"] = await world.profile()
+
+    async def _events(self) -> Injections:
+        """What is injected, as far as it is known when a life begins."""
+        run = self._info.run
+        kept = await patiently(
+            lambda: read_events(self._bus, self._subjects, run), "what was injected"
+        )
+
+        async def keep(name: str, event: PlannedEvent) -> None:
+            await patiently(
+                lambda: save_event(self._bus, self._subjects, run, name, event),
+                "what is injected",
+            )
+
+        began = self._info.created
+        return Injections(
+            [event.model_copy() for event in self._spec.events],
+            {**self._came, **kept},
+            keep,
+            lambda: time.time() - began,
+        )
 
     async def _still_mine(self) -> None:
         await check_player(self._bus, self._subjects, self._info)
@@ -484,6 +532,9 @@ async def _main(settings: Settings, order: RunOrder, lifeline: int) -> int:
 
     def heed(word: str) -> None:
         nonlocal heeded
+        if word.startswith("inject "):
+            played.inject(word.removeprefix("inject "))
+            return
         if not run.done() and not heeded:  # the first word counts; later ones find it leaving
             heeded = True
             played.heed(word)

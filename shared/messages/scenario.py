@@ -265,6 +265,28 @@ def _whole(value: Any) -> Any:
     return value
 
 
+class PlannedEvent(Strict):
+    """Something that is injected into a run before a round, for its scenario to make sense of."""
+
+    name: str = Field(min_length=1, max_length=100)
+    """``params`` sets parameters; others are the scenario's own."""
+    data: dict[str, Any] = Field(default_factory=dict)
+    round: int | None = Field(default=None, ge=1)
+    """The round before which it comes."""
+    after: float | None = Field(default=None, ge=0)
+    """Or: seconds since the start after which the next round that begins brings it."""
+    time: float = 0.0
+    """When it came by hand (Unix time); orders events of one round."""
+    done: bool = Field(default=False, exclude=True)
+    """Whether this process has brought it."""
+
+    @model_validator(mode="after")
+    def _once(self) -> PlannedEvent:
+        if self.round is not None and self.after is not None:
+            raise ValueError("give either round or after")
+        return self
+
+
 class ScenarioSpec(Strict):
     """A scenario as a file holds it, or as an outside program publishes it."""
 
@@ -277,6 +299,8 @@ class ScenarioSpec(Strict):
     models: dict[str, ModelSpec] = Field(default_factory=lambda: {"default": ModelSpec()})
     params: dict[str, Any] = Field(default_factory=dict)
     """Checked by the scenario's own ``Params``."""
+    events: list[PlannedEvent] = Field(default_factory=list)
+    """What is injected, and when; more may come by hand (``populace inject``)."""
     budget: Budget | None = None
     cache: CacheMode = "off"
     """Answers kept across runs. "read-write": what was asked before, word for word and by the same
@@ -442,9 +466,17 @@ class Submitted(BaseModel):
 class ControlRequest(Strict):
     """Asks something of a run's director."""
 
-    action: Literal["cancel", "pause"]
+    action: Literal["cancel", "pause", "inject"]
     reason: str = ""
     """Why, where it is no person who asks."""
+    event: PlannedEvent | None = None
+    """With "inject"."""
+
+    @model_validator(mode="after")
+    def _event_with_inject(self) -> ControlRequest:
+        if (self.action == "inject") != (self.event is not None):
+            raise ValueError("an event is given with inject, and with nothing else")
+        return self
 
 
 class ManageRequest(Strict):

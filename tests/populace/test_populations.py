@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 
 import pytest
@@ -227,3 +228,43 @@ async def test_equal_texts_are_sent_and_held_once(world: populace.World) -> None
     assert world._bus.stats.sent_bytes - before < 60_000
     assert [row[2] for row in await people.row()] == personas
     assert 7 <= len(set(await people.identity())) <= 2 * 7
+
+
+async def test_a_part_of_a_population(world: populace.World) -> None:
+    voters = await world.population(Voter, each(list(range(31))), count=31, city="Rome")
+    some = voters.only([30, 2, 15, 16, 2])
+    assert (len(some), list(some.numbers)) == (4, [2, 15, 16, 30])
+    rows = await some.row()
+    assert [row[0] for row in rows] == [2, 15, 16, 30]
+    assert list(rows.agents) == [2, 15, 16, 30]
+    votes = await some.vote("tea", weight=each([0.0, 1.0, 2.0, 3.0]))
+    assert [vote.weight for vote in votes] == [0.0, 1.0, 2.0, 3.0]
+    assert (await some[3].row())[0] == 30
+    left = some.without([15])
+    assert list(left.numbers) == [2, 16, 30]
+    found = [
+        (a, v[0])
+        async for part in left.row().batches()
+        for a, v in zip(part.agents, part.values, strict=True)
+    ]
+    assert sorted(found) == [(2, 2), (16, 16), (30, 30)]
+    assert (await voters.only(range(31)).row().reduce("count")).count == 31
+    assert len(await voters.only([]).row()) == 0
+    drawn = voters.sample(5, random.Random(1))
+    assert len(set(drawn.numbers)) == 5
+    with pytest.raises(InvalidInputError, match="voter has no agent 15"):
+        left.only([15])
+    with pytest.raises(IndexError, match="has 3 agents"):
+        _ = left[3]
+
+
+async def test_failures_of_a_part(world: populace.World) -> None:
+    voters = await world.population(Voter, count=100)
+    results = await voters.only([3, 4, 13]).some_fail()
+    assert sorted(results.errors) == [0, 2]
+    assert results.errors[2].agent == "voter/13"
+    assert results[1] == 4
+    errors = {}
+    async for part in voters.only([4, 13]).some_fail().batches():
+        errors.update(part.errors)
+    assert list(errors) == [13]
