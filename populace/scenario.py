@@ -115,7 +115,7 @@ class Scenario:
         personas: str | None = None,
         **kwargs: Any,
     ) -> Population:
-        """Make a population; default: as the scenario file asks for.
+        """Make a population; default: as the scenario file asks for (``personas=""``: nobody).
 
         See ``World.population`` for the arguments and errors.
         """
@@ -125,7 +125,7 @@ class Scenario:
             count=self.agents if count is None else count,
             name=name,
             isolated=self.isolated if isolated is None else isolated,
-            personas=self.personas if personas is None else personas,
+            personas=self.personas if personas is None else personas or None,
             **kwargs,
         )
 

@@ -51,7 +51,8 @@ class RunData:
     @property
     def scripted(self) -> bool:
         """Whether a script stood in for a model."""
-        return any(name.startswith("scripted") for name in self.manifest.get("backends") or [])
+        asked = any((row.get("usage") or {}).get("requests") for row in self.rounds)
+        return asked and bool(self.manifest.get("scripted"))
 
     @property
     def by(self) -> list[str]:
