@@ -81,8 +81,10 @@ class Params(BaseModel):
     """An attribute of the personas by which players are told how the population is made up."""
     one_expert: bool = False
     """Whether player 0 is told that it is the only expert in game theory, and the others too."""
+    model: str = "default"
+    """Which of the run's models players ask."""
     group_models: list[str] = Field(default_factory=list)
-    """With groups: the models that their members ask, in turn; default: ``default``."""
+    """With groups: the models that their members ask, in turn; default: ``model``."""
     near: float = Field(default=0.5, gt=0)
     """How near to the winning number one must be to be counted as a winner."""
     players: Players = Players()

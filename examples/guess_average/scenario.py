@@ -78,7 +78,7 @@ class GuessAverage(Scenario):
     async def _make_groups(self) -> None:
         """A group environment for each part of the players, within one for the whole game."""
         self.paths = [""] * self.agents
-        self.uses = ["default"] * self.agents
+        self.uses = [self.params.model] * self.agents
         models = self.params.group_models
         if self.groups is None:
             if models:

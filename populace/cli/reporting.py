@@ -15,6 +15,7 @@ from populace.cli import show
 from populace.cli.playing import finish, play
 from populace.cli.session import FAILED, Json, print_json, quiet_settings, services_up, with_bus
 from populace.recorded import RecordedRun, results
+from populace.report.judged import note_judged
 from populace.scenario_file import overrides_from
 from shared.errors import InvalidInputError
 from shared.ids import new_id
@@ -166,7 +167,7 @@ def judge(
     with services_up(settings, [], quiet=as_json):
         outcome = asyncio.run(with_bus(settings, lambda bus: play(bus, settings, spec, as_json)))
     if outcome.state == "finished":
-        (recorded.folder / "judged.json").write_text(json.dumps({"run": outcome.run}) + "\n")
+        note_judged(recorded.folder, outcome.run)
     finish(outcome, as_json)
     if not as_json and outcome.state == "finished":
         show.out.print(f"see it by 'populace report {run}'", markup=False)

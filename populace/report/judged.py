@@ -31,9 +31,21 @@ class Judged:
     """Those that contradict their persona: agent, round, persona, answer, reason."""
 
 
+_POINTER = "judged.json"
+
+
+def note_judged(folder: Path, run: str) -> None:
+    """Note beside a run which other run has judged it.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    (folder / _POINTER).write_text(json.dumps({"run": run}) + "\n")
+
+
 def find_judged(runs_dir: Path, data: RunData) -> Judged | None:
     """The latest verdicts on a run, if it was judged."""
-    pointer = runs_dir / data.run / "judged.json"
+    pointer = runs_dir / data.run / _POINTER
     try:
         name = str(json.loads(pointer.read_text())["run"])
         run = RecordedRun(runs_dir / name)

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
+from populace.cli.reporting import judging
 from populace.cli.runs import Outcome
 from populace.recorded import RecordedRun, results
 from populace.report.data import load
+from populace.report.judged import note_judged
 from populace.report.page import Report
 from populace.scenario_file import read_scenario
+from shared.errors import InvalidInputError
 from tests.conftest import ROOT, Services
 from tests.endpoint import Endpoint
 from tests.services.test_guess_average import openai
@@ -192,3 +195,42 @@ async def test_a_correction_stops_a_rumour(services: Services) -> None:
     assert values(stopped, "spreaders")[3:] == [0] * 5
     assert values(stopped, "ignorants")[-1] > values(free, "ignorants")[-1]
     assert run.manifest["events"][0]["name"] == "correction"
+
+
+async def test_a_judge_finds_who_is_out_of_character(
+    services: Services, endpoint: Endpoint
+) -> None:
+    from tests.endpoint import answer
+
+    def respond(body: dict[str, Any]) -> Any:
+        asked = json.dumps(body["messages"])
+        if "You check role play" in asked:
+            out = "elementary school" in asked
+            return answer(json.dumps({"reason": "<b>too clever</b>", "contradicts": out}))
+        return answer("My number is 20, by iterated elimination of dominated strategies.")
+
+    endpoint.respond = respond
+    model = openai(endpoint)
+    _, run = await kind(
+        services,
+        "guess_average/scenario.yaml",
+        agents__count=40,
+        agents__personas="education",
+        rounds=1,
+        models__default=model,
+    )
+    spec = judging(run, [f"{key}={value}" for key, value in model.items()], 40, 0)
+    outcome = await play(services, spec.model_dump(mode="json", exclude_none=True))
+    assert (outcome.state, outcome.reason) == ("finished", "")
+    assert outcome.rows[0].values == {"judged": 40, "contradict": 8}
+    note_judged(run.folder, outcome.run)
+    page = Report("t", [("t", load(run))], runs_dir=run.folder.parent).html()
+    assert "8 of 40 answers that were judged contradict their persona" in page
+    assert model["model"] in page
+    assert "&lt;b&gt;too clever" in page
+    assert "education: elementary school" in page
+    # The default judge is the model that was asked; without personas there is nothing to judge.
+    assert judging(run, None, 5, 0).models["default"].model == model["model"]
+    _, nobody = await kind(services, "guess_average/dummy.yaml", agents__count=5, rounds=1)
+    with pytest.raises(InvalidInputError, match="have no personas"):
+        judging(nobody, None, 5, 0)

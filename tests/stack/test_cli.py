@@ -14,10 +14,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from populace.stack import processes
 from tests.conftest import ROOT, Services
 
+MATRIX = yaml.safe_load((ROOT / "examples/guess_average/experiments.yaml").read_text())["runs"]
 DUMMY = str(ROOT / "examples/guess_average/dummy.yaml")
 SLOW = ["--set", "models.default.script.latency=0.3", "--set", "models.default.concurrency=20"]
 
@@ -399,6 +401,37 @@ def test_what_the_broker_will_drop_is_said_beforehand(shell: Shell) -> None:
     assert "results will go through a stream that keeps 2.1 GB" in err
     code, _, err = shell.run("check", DUMMY, "--agents", "1000000")
     assert (code, err) == (0, "")
+
+
+def test_a_selection_of_the_matrix_and_its_report(shell: Shell) -> None:
+    experiments = str(ROOT / "examples" / "guess_average" / "experiments.yaml")
+    names = ["at-once", "ratio-51-100-told", "offset", "education-told", "one-expert", "mixture"]
+    names += ["groups", "level-1", "best-response-offset"]
+    scripted = [f"models.{name}.backend=scripted" for name in ("cool", "medium", "warm")]
+    code, out, err = shell.run(
+        "sweep",
+        experiments,
+        "--agents",
+        "12",
+        *(part for name in names for part in ("--only", name)),
+        *(part for one in scripted for part in ("--set", one)),
+        "--set",
+        "models.default.backend=scripted",
+        "--json",
+    )
+    assert code == 0, err
+    found = json.loads(out)
+    assert [row["variant"] for row in found["runs"]] == sorted(names, key=list(MATRIX).index)
+    assert all(row["state"] == "finished" for row in found["runs"]), found
+    page = (shell.folder / found["report"]).read_text()
+    for row in found["runs"]:
+        assert f'id="{row["run"]}"' in page
+    code, out, err = shell.run("report", "guess-average", "--figures", "png", "--json")
+    assert code == 0, err
+    assert len(json.loads(out)["figures"]) > 20
+    code, _, err = shell.run("report", "nothing")
+    assert (code, one_sentence(err)) == (2, one_sentence(err))
+    assert "no recorded run 'nothing'" in err
 
 
 def test_an_estimate_needs_no_services(shell: Shell) -> None:
