@@ -24,6 +24,8 @@ _MUCH, _SOME, _FEW = 0.25, 0.15, 4
 signs of it that may be chance."""
 _WINDOW = 0.5
 _TRY_AGAIN = 20
+_AHEAD = 4
+"""A part of the slots for which prompts wait here already: a look into the queue takes its time."""
 _UNKEPT = 2
 """Times the slots: as many answers may wait to be stored while more is asked."""
 
@@ -65,8 +67,8 @@ class Gate:
 
     @property
     def free(self) -> int:
-        """Slots that nobody has taken."""
-        return self.limit - self.used
+        """How many more to take: slots that nobody has, and a few to have at hand for the next."""
+        return self.limit + self.limit // _AHEAD - self.used
 
     @property
     def _has_room(self) -> bool:

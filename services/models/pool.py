@@ -120,7 +120,9 @@ class Pool:
         self._kept = KeptAnswers(server.bus, server.subjects)
         self._tasks: set[asyncio.Task[None]] = set()
         self._out: list[tuple[_Lot, ModelRequest, ModelResponse]] = []
-        self._flushing = False
+        self._stored: list[tuple[_Lot, ModelRequest, ModelResponse]] = []
+        """Answers that are kept, and not given out yet."""
+        self._flushing = self._giving = False
         self._in_hand: dict[int, _Lot] = {}
         """Messages of prompts under way, by their numbers in the stream."""
         self._closing = False
@@ -315,34 +317,43 @@ class Pool:
 
     # Giving back
     async def _flush(self) -> None:
-        """Keep, count, send and acknowledge; what gathers meanwhile goes with the next lot."""
+        """Keep answers; what gathers meanwhile goes with the next lot."""
         try:
             while self._out:
                 out, self._out = self._out, []
                 try:
-                    await self._hand_out(out)
-                except CodecError:
-                    # One of them can't be packed; what of the others went out twice is ignored.
-                    self.gate.unkept += len(out)
+                    await self._keep(out)
+                except CodecError:  # one of them can't be packed
                     out = [(lot, request, _passable(response)) for lot, request, response in out]
-                    await self._hand_out(out)
-                for lot, _, _ in out:
-                    await self._done(lot, 1)
+                    await self._keep(out)
+                except Exception:
+                    _log.exception("answers could not be kept", pool=self.name)
+                finally:
+                    self.gate.kept(len(out))
+                self._stored += out
+                if not self._giving:
+                    self._giving = True
+                    self._start(self._give_out())
         finally:
             self._flushing = False
 
-    async def _hand_out(self, out: list[tuple[_Lot, ModelRequest, ModelResponse]]) -> None:
+    async def _give_out(self) -> None:
+        """Count, send and acknowledge what is kept, while the next lot is being kept."""
         try:
-            try:
-                await self._keep(out)
-            finally:
-                self.gate.kept(len(out))
-            await self._count({lot.run for lot, _, _ in out})
-        except CodecError:
-            raise
-        except Exception:
-            _log.exception("answers could not be kept or counted", pool=self.name)
-        self._send(out)
+            while self._stored:
+                out, self._stored = self._stored, []
+                try:
+                    await self._count({lot.run for lot, _, _ in out})
+                except Exception:
+                    _log.exception("answers could not be counted", pool=self.name)
+                try:
+                    self._send(out)
+                except CodecError:  # what of the others went out twice is ignored
+                    self._send([(lot, asked, _passable(response)) for lot, asked, response in out])
+                for lot, _, _ in out:
+                    await self._done(lot, 1)
+        finally:
+            self._giving = False
 
     async def _keep(self, out: list[tuple[_Lot, ModelRequest, ModelResponse]]) -> None:
         by_run: dict[str, list[tuple[ModelRequest, ModelResponse]]] = {}
