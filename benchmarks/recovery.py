@@ -128,8 +128,8 @@ async def kill_one(installation: Installation, bus: NatsBus, model: CountingMode
 async def cost(
     installation: Installation, bus: NatsBus, make: Any, repeats: int
 ) -> dict[str, float]:
-    """Median seconds with and without, in turn, and their ratio."""
-    seconds: dict[str, list[float]] = {"none": [], "round": []}
+    """Median seconds of each level, in turn, and the ratios to none."""
+    seconds: dict[str, list[float]] = {"none": [], "round": [], "call": []}
     noted: list[Any] = []
     for _ in range(repeats):
         for durability, held in seconds.items():
@@ -138,8 +138,11 @@ async def cost(
             noted.append(values)
     if any(values != noted[0] for values in noted):
         raise SystemExit("the runs did not come to the same")
-    none, kept = (statistics.median(seconds[name]) for name in ("none", "round"))
-    return {"none": round(none, 3), "round": round(kept, 3), "ratio": round(kept / none, 3)}
+    medians = {name: statistics.median(held) for name, held in seconds.items()}
+    ratios = {
+        f"{n}_ratio": round(m / medians["none"], 3) for n, m in medians.items() if n != "none"
+    }
+    return {**{name: round(median, 3) for name, median in medians.items()}, **ratios}
 
 
 async def measure(kills: int, agents: int, million: int, repeats: int) -> dict[str, Any]:

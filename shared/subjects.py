@@ -130,6 +130,11 @@ class Subjects:
         """NATS's own service protocol: every instance of the service answers."""
         return f"$SRV.PING.{name}"
 
+    @staticmethod
+    def service_stats(name: str) -> str:
+        """The same: what every instance counts."""
+        return f"$SRV.STATS.{name}"
+
     def service_state(self, process: str) -> str:
         """Request: what one service counts, as JSON."""
         return f"{self.prefix}.service.{process}.state"

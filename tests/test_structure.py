@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "env_service": {"populace", "shared"},
     "persona_service": {"populace", "shared"},
     "services/director": {"populace", "shared"},
+    "services/manager": {"populace", "shared"},
     "services/models": {"populace", "shared"},
     "services/recorder": {"populace", "shared"},
 }

@@ -1,0 +1,163 @@
+"""Who may see and do what: a token for each of two roles, sessions by cookie, and no foreign pages.
+
+People log in with a token and get a cookie (HttpOnly, SameSite=Strict); programs send the token as
+``Authorization: Bearer``. Whatever changes something must come from a page of ours: browsers say
+where a request comes from, and forms carry a word that only our pages know.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Literal
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+Role = Literal["operator", "reader"]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+COOKIE = "populace_session"
+_SESSION_FOR = 30 * 86400.0
+_MOST_SESSIONS = 1000
+_OPEN = ("/login", "/static/", "/healthz")
+"""What needs no token: nothing of an installation is told there."""
+_READS = ("GET", "HEAD")
+_WRONG_IN_A_ROW, _WRONG_WITHIN = 10, 60.0
+"""So many wrong tokens within so many seconds, and nobody is let in for as long."""
+
+
+@dataclass
+class Session:
+    """Somebody who has logged in."""
+
+    role: Role
+    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    """A word that forms carry."""
+    since: float = field(default_factory=time.monotonic)
+
+
+_who: ContextVar[Session | None] = ContextVar("who", default=None)
+
+
+def who() -> Session | None:
+    """Who makes the request that is being answered; None: somebody without a token."""
+    return _who.get()
+
+
+class Doorkeeper:
+    """Knows tokens and sessions.
+
+    Args:
+        operator: token of those who may change things.
+        reader: token of those who may only look; None: there are none.
+    """
+
+    def __init__(self, operator: str, reader: str | None) -> None:
+        self._tokens: dict[Role, str] = {"operator": operator}
+        if reader:
+            self._tokens["reader"] = reader
+        self._sessions: dict[str, Session] = {}
+        self._wrong: deque[float] = deque(maxlen=_WRONG_IN_A_ROW)
+
+    def role_of(self, token: str) -> Role | None:
+        """The role that a token gives, compared in constant time."""
+        found: Role | None = None
+        for role, known in self._tokens.items():
+            if hmac.compare_digest(token.encode(), known.encode()):
+                found = role
+        if found is None:
+            self._wrong.append(time.monotonic())
+        return found
+
+    @property
+    def shut(self) -> bool:
+        """Whether too many wrong tokens came of late."""
+        full = len(self._wrong) == _WRONG_IN_A_ROW
+        return full and time.monotonic() - self._wrong[0] < _WRONG_WITHIN
+
+    def open_session(self, role: Role) -> str:
+        """Begin a session; returns what the cookie holds."""
+        while len(self._sessions) >= _MOST_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        name = secrets.token_urlsafe(32)
+        self._sessions[name] = Session(role)
+        return name
+
+    def close_session(self, name: str) -> None:
+        """End a session."""
+        self._sessions.pop(name, None)
+
+    def session(self, request: web.Request) -> Session | None:
+        """The session of a request's cookie, if there is one."""
+        found = self._sessions.get(request.cookies.get(COOKIE, ""))
+        if found is None or time.monotonic() - found.since > _SESSION_FOR:
+            return None
+        return found
+
+    def middleware(self) -> Middleware:
+        """What every request goes through."""
+
+        @web.middleware
+        async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if request.method not in _READS and not _same_origin(request):
+                return _refused(request, 403, "this request comes from another page")
+            _who.set(None)
+            if request.path.startswith(_OPEN):
+                return await handler(request)
+            bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+            if bearer:
+                if self.shut:
+                    return _refused(request, 429, "too many wrong tokens; wait a minute")
+                role = self.role_of(bearer)
+                if role is None:
+                    return _refused(request, 401, "the token is wrong")
+                session: Session | None = Session(role, "")
+            else:
+                session = self.session(request)
+                if session is None:
+                    return _refused(request, 401, "a token is needed")
+                if request.method not in _READS and not await _has_word(request, session.csrf):
+                    return _refused(request, 403, "the form is not of this session; load it again")
+            assert session is not None
+            if request.method not in _READS and session.role != "operator":
+                return _refused(request, 403, "this token may only look")
+            _who.set(session)
+            return await handler(request)
+
+        return check
+
+
+async def _has_word(request: web.Request, word: str) -> bool:
+    given = request.headers.get("X-Csrf")
+    if given is None:
+        given = str((await request.post()).get("csrf", ""))
+    return hmac.compare_digest(given.encode(), word.encode())
+
+
+def _same_origin(request: web.Request) -> bool:
+    """Whether a browser says that a request comes from our own page; programs say nothing."""
+    if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+        return False
+    origin = request.headers.get("Origin")
+    if origin is None:
+        return True
+    return origin.partition("://")[2] == request.host
+
+
+def wants_page(request: web.Request) -> bool:
+    """Whether a person with a browser asks, rather than a program."""
+    return not request.path.startswith(("/api/", "/metrics", "/events"))
+
+
+def _refused(request: web.Request, status: int, why: str) -> web.StreamResponse:
+    if status == 401 and wants_page(request) and request.method == "GET":
+        raise web.HTTPFound("/login")
+    if wants_page(request):
+        return web.Response(status=status, text=f"{why}\n")
+    return web.json_response({"error": why}, status=status)

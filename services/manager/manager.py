@@ -1,0 +1,162 @@
+"""The manager's service: a web server beside a watcher of the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import sys
+import time
+from collections import OrderedDict
+from typing import Any
+
+from aiohttp import web
+
+from populace.recorded import results
+from services.manager import api, pages
+from services.manager.auth import Doorkeeper, who
+from services.manager.watcher import Watcher
+from shared.errors import InvalidInputError, PopulaceError
+from shared.logs import get_logger
+from shared.service import ServiceContext
+from shared.streams import ensure_streams
+
+_log = get_logger(__name__)
+
+_RECORDED_HELD = 50
+_MOST_BODY = 4 << 20
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; "
+        "style-src 'self' 'unsafe-inline'; img-src 'self' data:"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Manager:
+    """What pages and JSON interface share."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self.context = context
+        self.settings = context.settings
+        self.bus = context.bus
+        self.watcher = Watcher(context.bus, context.settings.subjects)
+        token = context.settings.manager_token
+        self.made_token = None if token is not None else secrets.token_urlsafe(24)
+        reader = context.settings.manager_reader_token
+        self.doors = Doorkeeper(
+            token.get_secret_value() if token is not None else str(self.made_token),
+            reader.get_secret_value() if reader is not None else None,
+        )
+        self._recorded: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._audit = context.settings.home / "audit.jsonl"
+
+    async def recorded(self, run: str) -> dict[str, Any] | None:
+        """Manifest and rounds of a run that is over and was recorded on this machine."""
+        held = self._recorded.get(run)
+        if held is None:
+            try:
+                held = await asyncio.to_thread(self._read, run)
+            except InvalidInputError:
+                return None
+            self._recorded[run] = held
+            while len(self._recorded) > _RECORDED_HELD:
+                self._recorded.popitem(last=False)
+        return held
+
+    def _read(self, run: str) -> dict[str, Any]:
+        found = results(run, self.settings)
+        return {"manifest": found.manifest, "rounds": found.rounds}
+
+    def forget_recorded(self, run: str) -> None:
+        """A run goes on, or was removed: what was read of it counts no more."""
+        self._recorded.pop(run, None)
+
+    def audit(self, request: web.Request, action: str, what: str) -> None:
+        """Note who did what, in ``audit.jsonl`` below POPULACE_HOME and in the log."""
+        session = who()
+        told = {
+            "time": time.time(),
+            "role": None if session is None else session.role,
+            "from": request.remote,
+            "action": action,
+            "what": what,
+        }
+        self.forget_recorded(what)
+        _log.info("action", **{k: v for k, v in told.items() if k != "time"})
+        try:
+            self._audit.parent.mkdir(parents=True, exist_ok=True)
+            with self._audit.open("a") as out:
+                out.write(json.dumps(told) + "\n")
+        except OSError as error:
+            _log.error("the audit log can't be written", error=str(error))
+
+    def app(self) -> web.Application:
+        """The web application."""
+
+        @web.middleware
+        async def headers(request: web.Request, handler: Any) -> web.StreamResponse:
+            response: web.StreamResponse = await handler(request)
+            if not response.prepared:
+                for name, value in _HEADERS.items():
+                    response.headers.setdefault(name, value)
+            return response
+
+        app = web.Application(
+            client_max_size=_MOST_BODY,
+            middlewares=[headers, self.doors.middleware(), api.errors_as_json],
+        )
+        app.add_routes(api.routes(self))
+        app.add_routes(pages.routes(self))
+        return app
+
+    def _tell_token(self, place: str, token: str) -> None:
+        """Tell a token that was made: to a terminal, and in a file that only its owner reads."""
+        path = self.settings.home / "manager.token"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            out.write(f"{token}\n")
+        _log.info("a token was made", file=str(path))
+        if sys.stdout.isatty():
+            sys.stdout.write(f"{place}/login  token: {token}\n")
+            sys.stdout.flush()
+
+    async def run(self) -> None:
+        """Serve until told to stop."""
+        await ensure_streams(self.bus, self.settings.subjects)
+        watching = asyncio.ensure_future(self.watcher.run())
+        runner = web.AppRunner(self.app(), shutdown_timeout=2.0, access_log=None)
+        await runner.setup()
+        address, port = self.settings.manager_address, self.settings.manager_port
+        try:
+            await web.TCPSite(runner, address, port).start()
+        except OSError as error:
+            watching.cancel()
+            raise PopulaceError(
+                f"the manager can't listen on {address}:{port} ({error}); set "
+                "POPULACE_MANAGER_PORT to another"
+            ) from None
+        place = f"http://{runner.addresses[0][0]}:{runner.addresses[0][1]}"
+        await self.context.announce(
+            "A web page over hosts, runs and models",
+            metadata={"address": place},
+            stats=lambda: {"address": place, "runs": len(self.watcher.runs)},
+        )
+        _log.info("manager is up", address=place)
+        if self.made_token is not None:
+            self._tell_token(place, self.made_token)
+        stopping = asyncio.ensure_future(self.context.stopping.wait())
+        await asyncio.wait({stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+        watching.cancel()
+        stopping.cancel()
+        await runner.cleanup()
+
+
+async def main(context: ServiceContext) -> None:
+    """The manager service."""
+    await Manager(context).run()
