@@ -199,13 +199,19 @@ class Agent(metaclass=_AgentType):
         """
         before = getattr(self, "_questions", None)
         self._questions = (self.round, _INTERVIEWS + nonce)
+        memory = self.memory
+        held = list(memory.messages)
         try:
-            text = await self.model.ask(question, model=model, remember=remember)
+            text = await self.model.ask(question, model=model)
         finally:
+            memory.messages[:] = held  # a memory that is summed up when it is used stays as it was
             if before is None:
                 del self._questions
             else:
                 self._questions = before
+        if remember:
+            memory.add_user(question)
+            memory.add_assistant(text)
         persona = self.persona
         return {"text": text, "persona": None if persona is None else attributes(persona)}
 

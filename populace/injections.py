@@ -43,8 +43,6 @@ class Injections:
         self._events.update(kept)
         self._keep = keep
         self._clock = clock
-        self.refused: dict[str, str] = {}
-        """Events that came by hand and could not be used, and why."""
 
     def take(self, name: str, event: PlannedEvent) -> None:
         """An event has come by hand."""
@@ -61,28 +59,37 @@ class Injections:
         Raises:
             BusError: it can't be kept that they do.
         """
-        for name, event in self._events.items():
+        for name, event in list(self._events.items()):  # more may come meanwhile
             waits = event.round is None and self._clock() >= (event.after or 0.0)
             late = event.round is not None and event.round < number and not event.done
             if waits or late:
-                event.round = number
+                event.round, event.after = number, None
                 await self._keep(name, event)
         found = [(name, e) for name, e in self._events.items() if e.round == number]
         for _, event in found:
             event.done = True
-        return sorted(found, key=lambda item: (item[1].time, item[0]))
+        return sorted(found, key=lambda item: item[1].time)  # those of the file first, in its order
+
+    async def refuse(self, name: str, event: PlannedEvent, why: str) -> None:
+        """Note that an event that came by hand could not be used.
+
+        Raises:
+            BusError: it can't be kept.
+        """
+        event.refused = why
+        await self._keep(name, event)
 
     def told(self, number: int) -> list[dict[str, Any]]:
         """What has been injected up to a round, for the manifest."""
         found = [(n, e) for n, e in self._events.items() if e.round is not None]
-        found.sort(key=lambda item: (item[1].round or 0, item[1].time, item[0]))
+        found.sort(key=lambda item: (item[1].round or 0, item[1].time))
         return [
             {
                 "round": event.round,
                 "name": event.name,
                 "data": event.data,
                 "by": "file" if name.startswith("planned-") else "hand",
-                **({"refused": self.refused[name]} if name in self.refused else {}),
+                **({"refused": event.refused} if event.refused else {}),
             }
             for name, event in found
             if event.round is not None and event.round <= number

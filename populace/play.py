@@ -15,7 +15,7 @@ from populace.errors import RunBrokenError, ScenarioError, StateError
 from populace.injections import Injections
 from populace.scenario import Scenario
 from populace.world import World
-from shared.errors import InvalidInputError, PopulaceError
+from shared.errors import BusError, PopulaceError
 from shared.logs import get_logger
 from shared.messages.scenario import RoundRow, Status
 
@@ -181,12 +181,15 @@ class Player:
         for name, event in await self.injections.due(number):
             try:
                 await self._scenario.injected(event)
-            except InvalidInputError as error:  # a ScenarioError is one, too
+            except (BusError, RunBrokenError):
+                raise
+            except Exception as error:
+                why = str(error) if isinstance(error, PopulaceError) else repr(error)
                 if name.startswith("planned-"):
-                    raise ScenarioError(f"the event {event.name!r}: {error}") from None
+                    raise ScenarioError(f"the event {event.name!r}: {why}") from error
                 # A slip of somebody's hand must not end a run.
-                self.injections.refused[name] = str(error)
-                _log.warning("an event is refused", run=self._world.run, error=str(error))
+                await self.injections.refuse(name, event, why)
+                _log.warning("an event is refused", run=self._world.run, error=why)
 
     async def _play_round(self, number: int) -> None:
         await self._scenario.round(number)

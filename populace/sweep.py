@@ -66,6 +66,8 @@ class SweepRun:
     variant: str
     values: dict[str, Any]
     """What differs from the others, by key."""
+    cell: dict[str, Any]
+    """Of these, what the grid gives."""
     file: ScenarioFile
 
 
@@ -124,7 +126,7 @@ def read_sweep(
             name = f"{stem[:_LONGEST].rstrip('-')}-{digest}"
             scenario.spec.run = name
             shown = {**own, **values}
-            found.append(SweepRun(name, variant, shown, scenario))
+            found.append(SweepRun(name, variant, shown, values, scenario))
     twice = [name for name, count in Counter(run.name for run in found).items() if count > 1]
     if twice:
         raise ScenarioError(f"{path}: two runs of the sweep are the same ({twice[0]})")

@@ -39,7 +39,8 @@ class Deliberation(Scenario):
             for start in range(0, self.agents, self.params.room)
         ]
         if len(self.rooms) > 1 and len(self.rooms[-1]) == 1:
-            self.rooms[-2] += self.rooms.pop()  # nobody sits alone
+            alone = self.rooms.pop()  # nobody sits alone
+            self.rooms[-1] += alone
         self.moderators = await self.population(
             Moderator if llm else Counting, count=len(self.rooms), name="moderators", personas=""
         )

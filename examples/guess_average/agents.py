@@ -11,7 +11,7 @@ import prompts
 from populace import Agent, Failure
 from populace.parsing import find_number
 
-_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w%]|\.\d|/\d)")
+_NUMBER = re.compile(r"(?<![\w.,/])-?\d+(?:\.\d+)?(?![\w%]|[.,]\d|/\d)")
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"number": {"type": ["number", "null"]}},

@@ -20,32 +20,30 @@ class _Rule(Agent):
     Args:
         low: smallest number that may be picked.
         high: largest.
-        offset: of the target.
-        factor: of the target; target = offset + factor * mean.
     """
 
-    def __init__(self, low: float, high: float, offset: float, factor: float) -> None:
+    def __init__(self, low: float, high: float) -> None:
         self.low = low
         self.high = high
-        self.offset = offset
-        self.factor = factor
 
     @property
     def middle(self) -> float:
         """What players who pick anything pick on average."""
         return (self.low + self.high) / 2
 
-    def pick(self, mean: float | None) -> float:
+    def pick(self, mean: float | None, offset: float, factor: float) -> float:
         """The number that is picked, after a round with this mean."""
         raise NotImplementedError
 
-    def play(self, mean: float | None) -> float:
+    def play(self, mean: float | None, offset: float, factor: float) -> float:
         """Pick a number.
 
         Args:
             mean: of the last round; None in the first.
+            offset: of the target.
+            factor: of the target; target = offset + factor * mean.
         """
-        self.picked = min(self.high, max(self.low, self.pick(mean)))
+        self.picked = min(self.high, max(self.low, self.pick(mean, offset, factor)))
         return self.picked
 
     def nearness(self, winning: float, near: float) -> str:
@@ -59,17 +57,17 @@ class LevelK(_Rule):
     After a round, what the others do on average is known: the steps go on from its mean.
     """
 
-    def __init__(self, low: float, high: float, offset: float, factor: float, level: int) -> None:
-        super().__init__(low, high, offset, factor)
+    def __init__(self, low: float, high: float, level: int) -> None:
+        super().__init__(low, high)
         self.level = level
 
-    def pick(self, mean: float | None) -> float:
+    def pick(self, mean: float | None, offset: float, factor: float) -> float:
         """See ``_Rule.pick``."""
         if self.level == 0:
             return self.random.uniform(self.low, self.high)
         number = self.middle if mean is None else mean
         for _ in range(self.level):
-            number = self.offset + self.factor * number
+            number = offset + factor * number
         return number
 
 
@@ -80,20 +78,20 @@ class CognitiveHierarchy(_Rule):
     Economics 119, 2004).
     """
 
-    def __init__(self, low: float, high: float, offset: float, factor: float, tau: float) -> None:
-        super().__init__(low, high, offset, factor)
+    def __init__(self, low: float, high: float, tau: float) -> None:
+        super().__init__(low, high)
         self.tau = tau
         self.level: int | None = None
         """Drawn once: a player thinks as far in each round."""
 
-    def pick(self, mean: float | None) -> float:
+    def pick(self, mean: float | None, offset: float, factor: float) -> float:
         """See ``_Rule.pick``."""
         if self.level is None:
             self.level = self._draw()
         if self.level == 0:
             return self.random.uniform(self.low, self.high)
         start = self.middle if mean is None else mean
-        return hierarchy(self.offset, self.factor, start, self.tau, self.level)[-1]
+        return hierarchy(offset, factor, start, self.tau, self.level)[-1]
 
     def _draw(self) -> int:
         drawn = self.random.random()
@@ -104,11 +102,11 @@ class CognitiveHierarchy(_Rule):
 class BestResponse(_Rule):
     """Picks anything at first; then what would have won the last round."""
 
-    def pick(self, mean: float | None) -> float:
+    def pick(self, mean: float | None, offset: float, factor: float) -> float:
         """See ``_Rule.pick``."""
         if mean is None:
             return self.random.uniform(self.low, self.high)
-        return self.offset + self.factor * mean
+        return offset + factor * mean
 
 
 @functools.lru_cache

@@ -29,8 +29,11 @@ def _people(ratio: str) -> list[Reference]:
 
 def _paper(params: Params) -> list[Reference]:
     """Figures of the paper for set-ups like this one; its models were far larger."""
-    if params.target.offset or params.players.kind != "llm":
-        return []
+    plain = Params(
+        target=params.target, style=params.style, notes=params.notes, variation=params.variation
+    )
+    if params != plain or params.target.offset:
+        return []  # the paper's figures are of players without personas, for themselves
     found = []
     by_notes = {
         ("at_once", "none"): (35.30, 25.16),
@@ -68,7 +71,7 @@ def _paper(params: Params) -> list[Reference]:
     return found
 
 
-def report(params: Params, rounds: int, groups: int | None) -> ReportSpec:
+def report(params: Params, rounds: int, groups: int | None, personas: str | None) -> ReportSpec:
     """What a report shows of a game."""
     low, high = params.range
     middle = (low + high) / 2
@@ -84,7 +87,9 @@ def report(params: Params, rounds: int, groups: int | None) -> ReportSpec:
             )
         )
     usual = (low, high) == (0.0, 100.0)
-    known = [*_people(params.target.ratio), *_paper(params)] if usual else []
+    known = _people(params.target.ratio) if usual else []
+    if usual and not groups and not personas:
+        known += _paper(params)
     if params.target.offset:
         known = []
     # Nobody can win above what would win if all picked the largest number.
@@ -101,7 +106,10 @@ def report(params: Params, rounds: int, groups: int | None) -> ReportSpec:
             Share(label=f"{middle:g}", low=middle, high=middle),
             *([Share(label=f"above {top:.1f}", low=top + 1e-9, high=high)] if top < high else []),
         ],
-        levels=[Level(label=f"level {k}", value=step) for k, step in enumerate(steps)],
+        levels=[
+            Level(label=f"level {k}", value=min(high, max(low, step)))
+            for k, step in enumerate(steps)
+        ],
         # Half of the smallest step, so that no answer belongs to two; at most 4 as with Nagel's 50.
         level_width=min(0.04 * (high - low), abs(steps[-2] - steps[-1]) / 2),
         references=[*known, *theory],

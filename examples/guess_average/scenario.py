@@ -14,6 +14,10 @@ from rules import Params
 from populace import Scenario, ScenarioError, each
 from populace.environments import Group
 from populace.report import ReportSpec
+from shared.messages.scenario import PlannedEvent
+
+_CHANGEABLE = frozenset(("target", "style", "notes", "variation", "near"))
+"""Parameters that an event may change in the middle of a game."""
 
 
 class GuessAverage(Scenario):
@@ -42,11 +46,27 @@ class GuessAverage(Scenario):
             experts,
             name="players",
         )
-        made_up = ""
+        self.made_up = ""
         if params.made_up_by is not None:
             counts = await self.players.attribute(params.made_up_by).reduce("count")
-            made_up = prompts.made_up(params.made_up_by, counts.counts)
-        self.rules = prompts.rules(
+            self.made_up = prompts.made_up(params.made_up_by, counts.counts)
+
+    async def injected(self, event: PlannedEvent) -> None:
+        """Take other parameters, as far as they can be other in the middle of a game."""
+        before = self.params
+        await super().injected(event)
+        after, self.params = self.params, before
+        for name in type(before).model_fields:
+            if name not in _CHANGEABLE and getattr(before, name) != getattr(after, name):
+                raise ScenarioError(f"params.{name} can't be changed while the game is played")
+        self.params = after
+
+    @property
+    def rules(self) -> str:
+        """The rules as they are now."""
+        params = self.params
+        low, high = params.range
+        return prompts.rules(
             players=self.agents,
             low=low,
             high=high,
@@ -56,16 +76,15 @@ class GuessAverage(Scenario):
             groups=self.groups,
             variation=params.variation,
             notes=params.notes,
-            made_up=made_up,
+            made_up=self.made_up,
         )
-        self.question = prompts.question(params.style)
 
     async def _make_rule_players(self) -> None:
         """Players who follow a rule instead of asking a model."""
         params = self.params
         if self.groups is not None:
             raise ScenarioError("agents.groups: players who follow a rule play without groups")
-        given = (*params.range, params.target.offset, params.target.factor)
+        given = params.range
         players = params.players
         if players.kind == "level_k":
             made = self.population(LevelK, *given, players.level, name="players")
@@ -100,9 +119,11 @@ class GuessAverage(Scenario):
     async def round(self, n: int) -> None:
         """One round: guesses, their mean, the winning number."""
         if self.params.players.kind == "llm":
-            guesses = self.players.guess(self.rules, self.question, self.news)
+            question = prompts.question(self.params.style)
+            guesses = self.players.guess(self.rules, question, self.news)
         else:
-            guesses = self.players.play(self.mean)
+            target = self.params.target
+            guesses = self.players.play(self.mean, target.offset, target.factor)
         field = "number" if self.params.players.kind == "llm" else None
         summary = await guesses.reduce("mean", field=field)
         if summary.mean is None:
@@ -146,4 +167,4 @@ class GuessAverage(Scenario):
 
     def report(self) -> ReportSpec:
         """What a report shows of the game, and sets beside it."""
-        return report(self.params, self.rounds, self.groups)
+        return report(self.params, self.rounds, self.groups, self.personas)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from populace import Scenario, ScenarioError, each
 from populace.report import Reference, ReportSpec, Variable
+from shared.messages.scenario import PlannedEvent
 
 
 class Params(BaseModel):
@@ -51,6 +52,10 @@ class Opinions(Scenario):
                 self.agents, params.neighbours, 0.1, seed=self.seed
             )
             self.edges = [list(edge) for edge in made.edges]
+
+    async def injected(self, event: PlannedEvent) -> None:
+        """Nothing can be changed while it is played: its parameters belong to its people."""
+        raise ScenarioError(f"this scenario takes no events, nor {event.name!r}")
 
     async def round(self, n: int) -> None:
         """Have pairs meet, then see where all stand."""

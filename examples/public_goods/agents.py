@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from populace import Agent
+from populace import Agent, ModelFailure
 
 ENDOWMENT = 20
 RETURN = 0.4
@@ -68,18 +68,24 @@ class Member(Agent):
         """
         project = self.environment(self.project)
         paid: int | None = None
+        points: dict[str, int] = {}
+        failure: ModelFailure | None = None
+        # Whoever fails takes part in both steps all the same, or the others would wait for ever.
         try:
             paid = await self.pay()
-        finally:  # a failure is told as well, or the others would wait for ever
-            payments = await project.pay(paid)
+        except ModelFailure as error:
+            failure = error
+        payments = await project.pay(paid)
         others = {name: tokens for name, tokens in payments.items() if name != self.id}
-        points: dict[str, int] = {}
         try:
-            if self.punishment:
+            if self.punishment and failure is None:
                 points = await self.punish(others)
-        finally:
-            outcome = await project.punish(points)
+        except ModelFailure as error:
+            failure = error
+        outcome = await project.punish(points)
         self.remember(payments, outcome)
+        if failure is not None:
+            raise failure
         return {"paid": paid, "points": sum(points.values()), "income": outcome["income"]}
 
     async def pay(self) -> int:

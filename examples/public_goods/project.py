@@ -52,8 +52,8 @@ class Project(Environment):
         """Give points against others, and wait for all.
 
         Returns:
-            ``{"received": points against oneself, "income": tokens of the period}``; an income is
-            at least what the project gave less what one's own points cost.
+            ``{"received": points against oneself, "income": tokens of the period}``; points of
+            others take no more than there is, one's own are paid even so.
         """
         who = self.caller
         step = self.punishing + 1

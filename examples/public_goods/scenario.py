@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from populace import Scenario, ScenarioError, each
 from populace.report import Reference, ReportSpec, Share, Variable
+from shared.messages.scenario import PlannedEvent
 
 _SOURCE = (
     "Fehr and Gaechter 2000, American Economic Review 90, groups that stay together, mean of ten "
@@ -22,8 +23,8 @@ class Params(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    size: int = Field(default=4, ge=2, le=20)
-    """Members of a group."""
+    size: int = Field(default=4, ge=3, le=20)
+    """Members of a group; of two, a token in the project would give both less than it cost."""
     punishment: bool = True
     members: Literal["llm", "reciprocal"] = "llm"
 
@@ -52,6 +53,10 @@ class PublicGoods(Scenario):
             cls, each(paths), each(sizes), self.params.punishment, name="members"
         )
 
+    async def injected(self, event: PlannedEvent) -> None:
+        """Nothing can be changed while it is played: its parameters belong to its groups."""
+        raise ScenarioError(f"this game takes no events, nor {event.name!r}")
+
     async def round(self, n: int) -> None:
         """Play a period."""
         answers = await self.members.period()
@@ -77,7 +82,7 @@ class PublicGoods(Scenario):
             )
             for n in range(1, min(self.rounds, 10) + 1)
         ]
-        usual = self.params.size == 4
+        usual = self.params.size == 4 and self.agents % 4 == 0
         nobody = Reference(
             label="equilibrium",
             value=0,

@@ -39,6 +39,8 @@ class Rumour(Scenario):
     async def setup(self) -> None:
         """Draw who knows whom, and tell the first."""
         params = self.params
+        if self.agents < 2:
+            raise ScenarioError("agents.count: a rumour needs two people")
         if params.first > self.agents:
             raise ScenarioError(f"params.first: there are {self.agents} people")
         cls = Person if params.people == "llm" else Gossip
@@ -63,7 +65,9 @@ class Rumour(Scenario):
         if event.name != "correction":
             await super().injected(event)
             return
-        share, text = float(event.data.get("share", 1.0)), str(event.data["text"])
+        share, text = event.data.get("share", 1.0), event.data.get("text")
+        if not isinstance(text, str) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+            raise ScenarioError("a correction needs a text, and a share from 0 to 1")
         hearing = self.people.sample(round(share * self.agents), self.random)
         await hearing.options(record=False).correct(text)
         await self._look()

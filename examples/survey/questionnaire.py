@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from simpleeval import SimpleEval
 
 from populace.report import Variable
@@ -23,6 +24,7 @@ class Question(BaseModel):
     low: float = 1
     high: float = 7
     """Ends of a scale (whole numbers) or a number."""
+    _depends_on: frozenset[str] = PrivateAttr(default=frozenset())
     when: str | None = None
     """Asked only if this holds of the answers so far, such as ``trust == 'no' and age > 3``."""
 
@@ -32,15 +34,26 @@ class Question(BaseModel):
             raise ValueError(f"{self.name}: a choice needs options")
         if self.low >= self.high:
             raise ValueError(f"{self.name}: low must be below high")
+        if self.when is not None:
+            try:
+                parsed = ast.parse(self.when, mode="eval")
+            except SyntaxError:
+                raise ValueError(
+                    f"{self.name}: when: {self.when!r} is no condition, such as trust == 'no'"
+                ) from None
+            names = {node.id for node in ast.walk(parsed) if isinstance(node, ast.Name)}
+            self._depends_on = frozenset(names)
         return self
 
     def asked_after(self, answers: dict[str, Any]) -> bool:
         """Whether it is asked of somebody who has given these answers."""
         if self.when is None:
             return True
+        if any(answers.get(name) is None for name in self._depends_on):
+            return False  # it depends on something that was not asked, or not answered
         try:
             return bool(SimpleEval(functions={}, names=answers).eval(self.when))
-        except Exception:  # it depends on something that was not asked, or not answered
+        except Exception:  # a comparison of a number with a word, say
             return False
 
     @property

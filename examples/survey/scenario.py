@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from agents import RandomRespondent, Respondent
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from questionnaire import Question
 
 from populace import Scenario
@@ -19,6 +19,14 @@ class Params(BaseModel):
 
     questions: list[Question] = Field(min_length=1)
     respondents: Literal["llm", "random"] = "llm"
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Params:
+        names = [question.name for question in self.questions]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise ValueError(f"two questions are named {twice[0]}")
+        return self
 
 
 class Survey(Scenario):

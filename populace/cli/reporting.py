@@ -26,6 +26,7 @@ from shared.settings import Settings
 if TYPE_CHECKING:
     from populace.report.page import Report
 
+_VERDICT_TOKENS = 400
 _JUDGING = "populace.report.judging:Judging"
 
 
@@ -129,8 +130,9 @@ def sweep_runs(
     """A sweep's runs with labels, and why there is nothing to report of some."""
     named, absent = [], {}
     for row in rows:
-        values = ", ".join(f"{k.rpartition('.')[2]}={v}" for k, v in row["values"].items())
-        named.append((row["run"], row["variant"] or values or row["run"]))
+        cell = ", ".join(f"{k.rpartition('.')[2]}={v}" for k, v in row["cell"].items())
+        label = ", ".join(part for part in (row["variant"], cell) if part)
+        named.append((row["run"], label or row["run"]))
         if not (settings.runs_dir / row["run"] / "manifest.json").is_file():
             absent[row["run"]] = f"{row['state'] or 'not played'} {row['reason']}".strip()
     return named, absent
@@ -188,7 +190,11 @@ def judging(recorded: RecordedRun, model: list[str] | None, sample: int, seed: i
     fields = dict(models.get("default", {}))
     if model:
         fields = overrides_from(model)
-    fields["temperature"] = fields.get("temperature", 0.0) if model else 0.0
+    if not model:
+        # The run's own answers may be a number; a verdict is a sentence.
+        fields["temperature"] = 0.0
+        fields["max_tokens"] = max(_VERDICT_TOKENS, int(fields.get("max_tokens") or 0))
+    fields.setdefault("temperature", 0.0)
     try:
         judge_model = ModelSpec.model_validate(fields)
     except ValidationError as error:

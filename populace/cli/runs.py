@@ -171,10 +171,11 @@ async def find_spec(bus: NatsBus, settings: Settings, run: str) -> ScenarioSpec:
     planned = {f"planned-{i}": event for i, event in enumerate(spec.events)}
     for entry in await bucket.entries(f"{run}.>"):
         name = entry.key.removeprefix(f"{run}.")
-        planned[name] = PlannedEvent.model_validate_json(entry.value)
-    for event in planned.values():
-        event.after = None if event.round is not None else event.after
-    spec.events = list(planned.values())
+        event = PlannedEvent.model_validate_json(entry.value)
+        # What came by hand and was refused, or found no round any more, was not part of the run.
+        if name in planned or (event.round is not None and not event.refused):
+            planned[name] = event
+    spec.events = sorted(planned.values(), key=lambda event: event.time)
     return spec
 
 

@@ -119,6 +119,7 @@ class Sweep:
                     "run": run.name,
                     "variant": run.variant,
                     "values": run.values,
+                    "cell": run.cell,
                     "state": outcome.state if outcome is not None else None,
                     "reason": outcome.reason if outcome is not None else "",
                     "rounds": len(rows),

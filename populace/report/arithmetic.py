@@ -11,11 +11,16 @@ from simpleeval import SimpleEval
 _NUMBER = r"\d+(?:\.\d+)?"
 _OPERATOR = "(?:[-+*/x\u00d7\u00b7\u00f7\u2212]|\\bof\\b|\\btimes\\b)"
 _CLAIM = re.compile(
-    rf"(?<![\w.,)/*])(?P<left>[(\s]*-?{_NUMBER}(?:[\s()]*{_OPERATOR}[\s()]*{_NUMBER})+[\s)]*)"
+    rf"(?<![\w.,)/*^])(?P<left>[(\s]*-?{_NUMBER}(?:[\s()]*{_OPERATOR}[\s()]*{_NUMBER})+[\s)]*)"
     r"(?:=|\u2248|\bis\b|\bequals\b|\bgives\b)\s*(?:about|approximately|roughly|~)?\s*"
-    rf"\$?(?P<right>-?{_NUMBER})(?![\d%]|\.\d|\s*[-+*/\u00d7\u00b7\u00f7(%])",
+    rf"\$?(?P<right>-?{_NUMBER})(?![\d%]|\.\d|\s*[-+*/\u00d7\u00b7\u00f7(%^]|\s*per\s?cent)",
     re.IGNORECASE,
 )
+_PART = re.compile(
+    r"(?:[-+*/x^\u00d7\u00b7\u00f7\u2212]|\b(?:times|by|of|plus|minus|over))\s*$", re.IGNORECASE
+)
+"""What goes before the end of a longer sum, whose beginning is not in numbers."""
+_RANGE = re.compile(r"\d+(?:\.\d+)?[-\u2013]\d+(?:\.\d+)?")
 _SIGNS = str.maketrans(
     {"\u00d7": "*", "\u00b7": "*", "\u00f7": "/", "\u2212": "-", "x": "*", "X": "*"}
 )
@@ -56,15 +61,18 @@ def find_slips(text: str) -> tuple[int, list[Slip]]:
     wrong = []
     for found in _CLAIM.finditer(text):
         left = found["left"].strip()
-        if len(left) > _LONGEST:
+        if len(left) > _LONGEST or _RANGE.fullmatch(left) or _PART.search(text[: found.start()]):
             continue
         worked = _work_out(left)
         if worked is None:
             continue
         checked += 1
         told = found["right"]
-        unit = 10.0 ** -len(told.partition(".")[2])
-        if abs(worked - float(told)) > unit * (1 + 1e-9):
+        places = len(told.partition(".")[2])
+        # What needs no rounding must be right; else the last digit may be rounded or cut off.
+        exact = abs(worked - round(worked, places)) < 1e-9
+        allowed = 1e-9 if exact else 10.0**-places * (1 + 1e-9)
+        if abs(worked - float(told)) > allowed:
             wrong.append(Slip(" ".join(found[0].split()), worked))
     return checked, wrong
 

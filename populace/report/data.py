@@ -52,6 +52,8 @@ class RunData:
     def scripted(self) -> bool:
         """Whether a script stood in for a model."""
         asked = any((row.get("usage") or {}).get("requests") for row in self.rounds)
+        backends = self.manifest.get("backends") or []
+        asked = asked or any(name.startswith("scripted") for name in backends)
         return asked and bool(self.manifest.get("scripted"))
 
     @property
@@ -62,6 +64,9 @@ class RunData:
         return [*found, "model"] if self._few("model") else found
 
     def _few(self, name: str) -> bool:
+        kind = self.table.schema.field(name).type
+        if pa.types.is_nested(kind) or pa.types.is_null(kind):
+            return False
         values = pc.unique(pc.drop_null(self.table[name]))
         return 1 < len(values) <= _MOST_GROUPS
 
@@ -140,8 +145,8 @@ class RunData:
 
     @property
     def played(self) -> list[int]:
-        """Numbers of the rounds that were finished."""
-        return [row["round"] for row in self.rounds]
+        """Numbers of the rounds of which there are answers."""
+        return sorted(pc.unique(self.table["round"]).to_pylist())
 
     def recorded(self, name: str) -> dict[int, float]:
         """A figure that the scenario recorded, by round."""

@@ -26,8 +26,11 @@ STYLE = """
 
 def svg(figure: Figure) -> str:
     """A figure as an element for a page; its letters are shapes, so nothing in it is markup."""
+    from matplotlib import rc_context
+
     out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None})
+    with rc_context({"svg.hashsalt": "populace"}):  # else names of parts differ each time
+        figure.savefig(out, format="svg", metadata={"Date": None})
     text = out.getvalue()
     return text[text.index("<svg") :]
 

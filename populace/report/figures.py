@@ -55,6 +55,8 @@ def histograms(data: RunData, variable: Variable) -> Figure | None:
     if not len(everything):
         return None
     rounds = shown_rounds(data.played)
+    if not rounds:
+        return None
     columns = min(3, len(rounds))
     lines = -(-len(rounds) // columns)
     figure = Figure(figsize=(_WIDTH, 0.6 + 2.1 * lines), layout="constrained")

@@ -78,7 +78,10 @@ def _words(answer: str | None) -> str | None:
     """What an agent said: an answer that is a text, or its part ``text``, or all of it."""
     if answer is None or answer[:1] != "{":
         return answer
-    held = json.loads(answer)
+    try:
+        held = json.loads(answer)
+    except ValueError:
+        return answer  # words that begin like an object
     text = held.get("text")
     return text if isinstance(text, str) and text else answer
 

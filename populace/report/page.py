@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from populace.report.statistics import (
 )
 from shared import __version__
 
+_NOT_IN_NAMES = re.compile(r"[^\w.-]+")
 _TEXTS = 12
 _LONGEST = 400
 
@@ -91,7 +93,7 @@ class Report:
         folder.mkdir(parents=True, exist_ok=True)
         made = []
         for name, figure in self.figures.items():
-            path = folder / f"{name}.{kind}"
+            path = folder / f"{_NOT_IN_NAMES.sub('-', name)}.{kind}"
             figure.savefig(path, dpi=150)
             made.append(path)
         return made
@@ -112,10 +114,7 @@ class Report:
                 "Over the rounds",
                 self._draw(f"{data.run}-rounds", figures.over_rounds(lines)),
             ),
-            *(
-                (name, self._draw(f"{data.run}-{name}", figures.over_rounds(data.series(name))))
-                for name in data.spec.series
-            ),
+            *((name, self._series(data, name)) for name in data.spec.series),
         ]
         return {
             "run": data.run,
@@ -138,6 +137,15 @@ class Report:
             "lengths": _lengths(data),
             "settings": _settings(manifest),
         }
+
+    def _series(self, data: RunData, name: str) -> str:
+        """A recorded dict's entries: lines over the rounds, or bars if there is but one."""
+        entries = data.series(name)
+        drawn = figures.over_rounds(entries)
+        if drawn is None and entries:
+            last = {key: int(list(points.values())[-1]) for key, points in entries.items()}
+            drawn = figures.bars(last, name)
+        return self._draw(f"{data.run}-{name}", drawn)
 
     def _judged(self, data: RunData) -> Judged | None:
         return None if self.runs_dir is None else find_judged(self.runs_dir, data)
@@ -266,7 +274,10 @@ class Report:
             means = [(told, d.mean, d.mean_interval) for told, d, _ in held]
             drawn = self._draw(f"all-{name}", figures.overview(means, f"{label}, first round"))
             if drawn:
-                test = compare_groups({told: values for told, _, values in held})
+                groups: dict[str, Any] = {}
+                for told, _, values in held:
+                    groups[told if told not in groups else f"{told} ({len(groups) + 1})"] = values
+                test = compare_groups(groups)
                 found.append((label, drawn, test))
         return found
 

@@ -85,9 +85,18 @@ class _Children:
             _say(self._out, name, code=os.waitstatus_to_exitcode(status))
 
     def _fork(self, name: str, order: str) -> None:
-        lifeline, ours = os.pipe()
-        os.set_blocking(ours, False)
-        pid = os.fork()
+        lifeline = ours = -1
+        try:
+            lifeline, ours = os.pipe()
+            os.set_blocking(ours, False)
+            pid = os.fork()
+        except OSError as error:  # no more processes, files or memory: that child's trouble alone
+            for end in (lifeline, ours):
+                if end >= 0:
+                    os.close(end)
+            _say(self._out, name, ready=f"it could not be forked: {error}")
+            _say(self._out, name, code=1)
+            return
         if pid:
             os.close(lifeline)
             self._names[pid] = name

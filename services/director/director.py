@@ -68,8 +68,8 @@ _STOP_WITHIN = 15.0
 _CANCEL_WITHIN = 15.0
 _LOOK_EVERY, _LOOK_SHARE = 1.5, 10
 _MOST_TRIES = 3
-_LONGEST_EVENT = 16_000
-"""Bytes: it goes to the process that plays the run through a pipe, as one piece."""
+_LONGEST_EVENT = 256 << 10
+"""Bytes: it is kept beside the scenario."""
 
 
 @dataclass(eq=False)
@@ -270,20 +270,27 @@ class Director:
 
     async def _inject(self, run: _Run, info: RunInfo, event: PlannedEvent) -> ControlReply:
         """Keep an event, then tell the process that plays the run."""
-        if event.round is not None and event.round <= info.rounds_done + 1:
+        following = info.rounds_done + 2
+        if event.round is not None and event.round < following:
             raise InvalidInputError(
-                f"round {event.round} of {info.run!r} has begun; the next is {info.rounds_done + 2}"
+                f"round {event.round} of {info.run!r} has begun, or is about to; the next is "
+                f"{following}"
+            )
+        if (event.round or following) > info.rounds:
+            raise InvalidInputError(
+                f"{info.run!r} has {info.rounds} rounds, and no other will begin in which the "
+                "event could come"
             )
         if event.after is not None:
             raise InvalidInputError("an event that comes by hand names a round, or nothing")
-        if len(event.model_dump_json()) > _LONGEST_EVENT:
+        if len(event.model_dump_json().encode()) > _LONGEST_EVENT:
             raise InvalidInputError(
                 f"an event holds at most {_LONGEST_EVENT:,} bytes; have it name a file"
             )
         event.time = time.time()
         name = new_id("event")
         await save_event(self._bus, self._subjects, info.run, name, event)
-        run.process.tell(f"inject {name} {event.model_dump_json(exclude_none=True)}")
+        run.process.tell(f"inject {name}")
         return ControlReply(state=info.state)
 
     @staticmethod

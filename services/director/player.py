@@ -112,8 +112,6 @@ class Run:
         self._progressed = False
         """Whether this life has finished a round."""
         self._lost: list[str] = []
-        self._came: dict[str, PlannedEvent] = {}
-        """Events that came by hand."""
         self._injections: Injections | None = None
         self._refused_before = 0
         """Prompts that earlier lives were refused, for want of budget."""
@@ -181,12 +179,17 @@ class Run:
             with contextlib.suppress(BusError):  # they go by themselves after a while
                 await self._bus.purge(self._subjects.stream_journal, journals)
 
-    def inject(self, text: str) -> None:
-        """Something came by hand: its name, and the event."""
-        name, _, event = text.partition(" ")
-        self._came[name] = PlannedEvent.model_validate_json(event)
-        if self._injections is not None:
-            self._injections.take(name, self._came[name])
+    async def inject(self, name: str) -> None:
+        """Something came by hand, and is kept under a name."""
+        try:
+            kept = await patiently(
+                lambda: read_events(self._bus, self._subjects, self._info.run), "what was injected"
+            )
+        except BusError as error:
+            _log.error("an event can't be read", run=self._info.run, error=str(error))
+            return
+        if self._injections is not None and name in kept:
+            self._injections.take(name, kept[name])
 
     def heed(self, line: str) -> None:
         """Take a word of the director, and a reason; an empty line means that it is gone."""
@@ -396,7 +399,7 @@ class Run:
         began = self._info.created
         return Injections(
             [event.model_copy() for event in self._spec.events],
-            {**self._came, **kept},
+            kept,
             keep,
             lambda: time.time() - began,
         )
@@ -529,11 +532,14 @@ async def _main(settings: Settings, order: RunOrder, lifeline: int) -> int:
     run = asyncio.ensure_future(played.play())
     loop = asyncio.get_running_loop()
     heeded = False
+    fetching: set[asyncio.Task[None]] = set()
 
     def heed(word: str) -> None:
         nonlocal heeded
         if word.startswith("inject "):
-            played.inject(word.removeprefix("inject "))
+            task = asyncio.ensure_future(played.inject(word.removeprefix("inject ")))
+            fetching.add(task)
+            task.add_done_callback(fetching.discard)
             return
         if not run.done() and not heeded:  # the first word counts; later ones find it leaving
             heeded = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,9 @@ class RunRecorder:
         """A message of a run that is recorded: its acknowledgement was lost."""
         if delivery.subject == self._subjects.run_status(run):
             status = Status.model_validate_json(delivery.data)
-            if status.kind == "restored":  # it was over, and goes on
+            manifest = json.loads((self._base / run / "manifest.json").read_text())
+            begun = (status.life or 1) > int(manifest.get("life") or 1)
+            if status.kind == "restored" and begun:  # it was over, and goes on
                 await asyncio.to_thread(reopen, self._base / run, run)
                 await self._take(delivery)
                 return
@@ -139,8 +142,8 @@ class RunRecorder:
         async for message in self._bus.read(stream, (self._subjects.run_status(run),)):
             with contextlib.suppress(ValueError):
                 statuses.append(Status.model_validate_json(message.data))
-        folder.fill_statuses(statuses)
-        if not folder.missing:
+        restored = folder.fill_statuses(statuses)
+        if not folder.missing and not restored:
             return
         _log.warning("records are read again", run=run, count=folder.missing)
         async for message in self._bus.read(stream, (self._subjects.run_results(run),)):

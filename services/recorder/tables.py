@@ -156,8 +156,22 @@ class RunFolder:
         else:
             self._statuses[status.kind] = status
 
-    def fill_statuses(self, statuses: list[Status]) -> None:
-        """Take what is missing of all that was told of the run, in its order."""
+    def fill_statuses(self, statuses: list[Status]) -> bool:
+        """Take what is missing of all that was told of the run, in its order.
+
+        Returns:
+            Whether a later life had begun of which nobody knew: records are to be read again.
+        """
+        known = set(self._restored)
+        missed = [
+            s for s in statuses if s.kind == "restored" and (s.life or 1, s.round or 0) not in known
+        ]
+        ended = self._statuses.get("ended")
+        for status in missed:
+            self._restore_to(status.round or 0)
+            self._take_status(status)
+        if ended is not None:
+            self._statuses["ended"] = ended
         rounds: dict[int, RoundRow] = {}
         for status in statuses:
             if status.kind == "restored":
@@ -167,6 +181,7 @@ class RunFolder:
             elif status.kind in ("accepted", "started"):
                 self._statuses.setdefault(status.kind, status)
         self._rounds = {**rounds, **self._rounds}
+        return bool(missed)
 
     @property
     def missing(self) -> int:

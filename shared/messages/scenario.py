@@ -277,6 +277,8 @@ class PlannedEvent(Strict):
     """Or: seconds since the start after which the next round that begins brings it."""
     time: float = 0.0
     """When it came by hand (Unix time); orders events of one round."""
+    refused: str = ""
+    """Why it could not be used, if it came by hand."""
     done: bool = Field(default=False, exclude=True)
     """Whether this process has brought it."""
 

@@ -132,6 +132,13 @@ def test_levels() -> None:
         ("2/3 * 50 = 33%", 0, 0),
         ("20 \u2212 5 = 15 and 20 - 5 = 16.5", 2, 1),
         ("it costs 3 * 4 = $12", 1, 0),
+        ("the average of 0-100 is 50", 0, 0),
+        ("(2/3)^2 * 50 = 22.22", 0, 0),
+        ("the average \u00d7 2/3 = 33.33", 0, 0),
+        ("the mean times 2/3 = 33.33", 0, 0),
+        ("n * 2 + 3 = 11", 0, 0),
+        ("2/3 is 67 percent", 0, 0),
+        ("the average is 50 and 2/3 of 50 is 33.3", 1, 0),
     ],
 )
 def test_sums_in_texts(text: str, checked: int, wrong: int) -> None:

@@ -133,7 +133,7 @@ async def test_events_by_hand(services: Services, bus: NatsBus) -> None:
     # Played again, the events come in the rounds in which they came.
     spec = await find_spec(bus, settings, run)
     spec.run, spec.replay = unique("again"), ReplaySpec(run=run)
-    spec.events = [e for e in spec.events if e.name != "storm"]
+    assert [e.name for e in spec.events] == ["news", "news"]  # "storm" was no part of the run
     again = await play(services, spec.model_dump(mode="json", exclude_none=True))
     assert (again.state, again.reason) == ("finished", "")
     assert values(again, "heard") == heard
@@ -199,6 +199,7 @@ async def _crash(installation: Installation, bus: NatsBus, model: CountingModel)
     settings = installation.settings()
     fields = paper(
         params={"pause": 0.5},
+        events=[{"after": 0.0, "name": "params", "data": {"tone": "early"}}],
         models={"default": {"backend": "openai", "base_url": model.url, "model": unique("m")}},
     )
     run = await submit(bus, settings, ScenarioSpec.model_validate(fields))
@@ -220,3 +221,4 @@ async def _crash(installation: Installation, bus: NatsBus, model: CountingModel)
     heard = values(outcome, "heard")
     assert heard[0] == 0
     assert heard[-1] == 1  # once, though a round was played twice
+    assert values(outcome, "tone") == ["early"] * 4

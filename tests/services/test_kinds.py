@@ -234,3 +234,58 @@ async def test_a_judge_finds_who_is_out_of_character(
     _, nobody = await kind(services, "guess_average/dummy.yaml", agents__count=5, rounds=1)
     with pytest.raises(InvalidInputError, match="have no personas"):
         judging(nobody, None, 5, 0)
+
+
+async def test_a_member_that_fails_holds_nobody_up(services: Services, endpoint: Endpoint) -> None:
+    """One of four gets no usable answer in the first period; the others play both periods."""
+    from tests.endpoint import answer
+
+    refusals = iter([True])
+
+    def respond(body: dict[str, Any]) -> Any:
+        if "How many tokens" not in json.dumps(body["messages"]):
+            return answer('{"points": [0, 1, 0]}')
+        return answer("no") if next(refusals, False) else answer('{"tokens": 10}')
+
+    endpoint.respond = respond
+    outcome, _ = await kind(
+        services,
+        "public_goods/scenario.yaml",
+        agents__count=4,
+        rounds=2,
+        models__default={**openai(endpoint), "concurrency": 1, "repair": False},
+    )
+    assert [row.failed for row in outcome.rows] == [1, 0]
+    assert [row.answers for row in outcome.rows] == [3, 4]
+    assert all(row.seconds < 20 for row in outcome.rows)
+    assert values(outcome, "paid") == [10, 10]
+
+
+@pytest.mark.parametrize("agents", [1, 5, 6, 11, 16])
+async def test_nobody_sits_alone_and_nobody_is_left_out(services: Services, agents: int) -> None:
+    outcome, _ = await kind(services, "deliberation/baseline.yaml", agents__count=agents, rounds=2)
+    assert [row.answers for row in outcome.rows] == [agents, agents]
+    if agents > 1:
+        before, after = values(outcome, "range_within_rooms")
+        assert after == pytest.approx(0.7 * before)  # in every room, each member once
+
+
+async def test_parameters_change_in_the_middle_of_a_game(
+    services: Services, endpoint: Endpoint
+) -> None:
+    from tests.endpoint import answer
+
+    endpoint.respond = lambda _: answer("30")
+    event = {"round": 2, "name": "params", "data": {"target.ratio": "1/2"}}
+    outcome, _ = await kind(
+        services,
+        "guess_average/dummy.yaml",
+        agents__count=3,
+        rounds=2,
+        events=[event],
+        models__default=openai(endpoint),
+    )
+    assert values(outcome, "winning") == pytest.approx([20.0, 15.0])
+    told = [body["messages"][0]["content"] for body in endpoint.requests]
+    assert sum("The target is 2/3 of" in text for text in told) == 3
+    assert sum("The target is 1/2 of" in text for text in told) == 3
