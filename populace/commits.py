@@ -52,7 +52,7 @@ _GIVEN = frozenset(
     }
 )
 """Attributes that a scenario is made with, and gets again."""
-_NEVER = frozenset({"world", "params", "_recorded", "_listeners"})
+_NEVER = frozenset({"world", "_recorded", "_listeners"})
 
 
 class Commit:
