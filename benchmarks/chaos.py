@@ -107,10 +107,12 @@ def fields(model: CountingModel, agents: int) -> dict[str, Any]:
     }
 
 
-async def watch(bus: NatsBus, installation: Installation, run: str) -> Outcome:
-    """Follow a run to its end."""
+async def watch(
+    bus: NatsBus, installation: Installation, run: str, within: float = _RUN_WITHIN
+) -> Outcome:
+    """Follow a run to its end, for so many seconds at most."""
     outcome = Outcome(run)
-    async with asyncio.timeout(_RUN_WITHIN):
+    async with asyncio.timeout(within):
         async for status in follow(bus, installation.settings(), run, submitted=True):
             if status is not None:
                 outcome.take(status)

@@ -32,6 +32,7 @@ from shared.bus import Message, NatsBus
 from shared.ids import new_id
 from shared.messages.scenario import ScenarioSpec, Status
 
+_MILLION_WITHIN = 900.0
 ROUNDS = 3
 
 
@@ -84,7 +85,7 @@ async def play(
     subject = installation.settings().subjects.run_status(fields["run"])
     listening = await bus.subscribe(subject, note)
     run = await submit(bus, installation.settings(), ScenarioSpec.model_validate(fields))
-    outcome = await watch(bus, installation, run)
+    outcome = await watch(bus, installation, run, _MILLION_WITHIN)
     await listening.unsubscribe()
     if outcome.state != "finished":
         raise SystemExit(f"{run} is {outcome.state}: {outcome.reason}")
