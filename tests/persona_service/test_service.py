@@ -286,7 +286,7 @@ async def wait_for_instances(bus: NatsBus, ping: str, count: int) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("services_count", [1, 2])
+@pytest.mark.parametrize("services_count", [pytest.param(1, marks=pytest.mark.slow), 2])
 async def test_a_kill_in_the_middle_of_writing(
     crew: Any, endpoint: Endpoint, services_count: int
 ) -> None:

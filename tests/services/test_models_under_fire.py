@@ -249,6 +249,7 @@ async def test_three_services_keep_one_rate(three: Any, endpoint: Endpoint) -> N
     await bus.drain()
 
 
+@pytest.mark.slow
 async def test_three_services_share_the_slots(three: Any, endpoint: Endpoint) -> None:
     broker, start = three
     for _ in range(3):

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import yaml
 
+from populace.cli import main
 from populace.stack import processes
 from tests.conftest import ROOT, Services
 
@@ -99,8 +100,21 @@ def test_help_and_version(shell: Shell) -> None:
         (["results", "../.."], "must be 1 to 64 characters"),
     ],
 )
-def test_input_that_cannot_be_used(shell: Shell, arguments: list[str], complaint: str) -> None:
-    code, out, err = shell.run(*arguments)
+def test_input_that_cannot_be_used(
+    shell: Shell,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    complaint: str,
+) -> None:
+    # In this process: a new one would spend a second on its imports for each of these.
+    monkeypatch.chdir(shell.folder)
+    for name in [name for name in os.environ if name.startswith("POPULACE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "argv", ["populace", *arguments])
+    code = main()
+    out, err = capsys.readouterr()
     assert (code, out) == (2, "")
     assert complaint in one_sentence(err)
     assert not shell.left()
@@ -405,8 +419,7 @@ def test_what_the_broker_will_drop_is_said_beforehand(shell: Shell) -> None:
 
 def test_a_selection_of_the_matrix_and_its_report(shell: Shell) -> None:
     experiments = str(ROOT / "examples" / "guess_average" / "experiments.yaml")
-    names = ["at-once", "ratio-51-100-told", "offset", "education-told", "one-expert", "mixture"]
-    names += ["groups", "level-1", "best-response-offset"]
+    names = ["offset", "education-told", "one-expert", "mixture", "groups", "level-1"]
     scripted = [f"models.{name}.backend=scripted" for name in ("cool", "medium", "warm")]
     code, out, err = shell.run(
         "sweep",
@@ -426,9 +439,9 @@ def test_a_selection_of_the_matrix_and_its_report(shell: Shell) -> None:
     page = (shell.folder / found["report"]).read_text()
     for row in found["runs"]:
         assert f'id="{row["run"]}"' in page
-    code, out, err = shell.run("report", "guess-average", "--figures", "png", "--json")
+    code, out, err = shell.run("report", found["runs"][0]["run"], "--figures", "png", "--json")
     assert code == 0, err
-    assert len(json.loads(out)["figures"]) > 20
+    assert len(json.loads(out)["figures"]) > 2
     code, _, err = shell.run("report", "nothing")
     assert (code, one_sentence(err)) == (2, one_sentence(err))
     assert "no recorded run 'nothing'" in err
