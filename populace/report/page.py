@@ -242,6 +242,7 @@ class Report:
                     "run": run["run"],
                     "label": run["label"],
                     "there": True,
+                    "state": "" if run["state"] == "finished" else run["state"],
                     "agents": run["agents"],
                     "rounds": len(run["rounds"]),
                     "answers": sum(r["answers"] for r in run["rounds"]),
@@ -318,7 +319,8 @@ def _lengths(data: RunData) -> Described | None:
 def _models(manifest: dict[str, Any]) -> str:
     told = []
     for name, model in (manifest.get("models") or {}).items():
-        what = model.get("model") or model.get("backend") or ""
+        reported = (model.get("reported") or {}).get("model")
+        what = model.get("model") or reported or model.get("backend") or "the embedded model"
         if model.get("mixture"):
             what = "a mixture"
         told.append(f"{name}: {what}" if what != name else name)
