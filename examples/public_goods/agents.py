@@ -22,10 +22,11 @@ class Payment(BaseModel):
     tokens: int = Field(ge=0, le=ENDOWMENT)
 
 
-class Points(BaseModel):
-    """Points against each of the others, in their order."""
-
-    points: list[int] = Field(max_length=20)
+def _points(others: int) -> dict[str, Any]:
+    """The schema of points against each of the others, in their order."""
+    number = {"type": "integer", "minimum": 0, "maximum": MOST_POINTS}
+    points = {"type": "array", "items": number, "minItems": others, "maxItems": others}
+    return {"type": "object", "properties": {"points": points}, "required": ["points"]}
 
 
 def rules(size: int, punishment: bool) -> str:
@@ -105,13 +106,9 @@ class Member(Agent):
             f"In this period {told}. Give {len(names)} numbers from 0 to {MOST_POINTS}: the points "
             "against each of them.",
             system=rules(self.size, self.punishment),
-            returns=Points,
+            returns=_points(len(names)),
         )
-        return {
-            name: max(0, min(MOST_POINTS, points))
-            for name, points in zip(names, found.points, strict=False)
-            if points
-        }
+        return {name: n for name, n in zip(names, found["points"], strict=True) if n}
 
     def remember(self, payments: dict[str, int], outcome: dict[str, Any]) -> None:
         """Take in what the period came to."""

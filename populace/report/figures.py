@@ -25,7 +25,7 @@ _MOST_ROUNDS = 12
 """Rounds that get a histogram each; of more, the first, the last, and some between."""
 _MOST_BARS = 30
 _COLOURS = {"human": "#c44e52", "paper": "#8172b3", "theory": "#555555"}
-_MARKS = {"human": "s", "paper": "D", "theory": "|"}
+_MARKS = {"human": "s", "paper": "D", "theory": "X"}
 _OURS = "#4c72b0"
 _WINNING = "#dd8452"
 
@@ -119,7 +119,7 @@ def against_others(
         colour = _COLOURS.get(kind, _OURS)
         if bounds is not None:
             axes.plot(bounds, [place, place], color=colour, linewidth=2)
-        axes.plot([value], [place], _MARKS.get(kind, "o"), color=colour)
+        axes.plot([value], [place], _MARKS.get(kind, "o"), color=colour, clip_on=False)
     axes.set_yticks(range(len(rows)), [plain(row[0]) for row in rows], fontsize=9)
     axes.invert_yaxis()
     axes.set_xlabel(plain(variable.label))
@@ -215,7 +215,7 @@ def stacked(shares: Mapping[str, Counter[str]], order: Sequence[str], label: str
     axes.invert_yaxis()
     axes.set_xlabel("per cent")
     axes.set_title(plain(label), fontsize=9)
-    axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.25))
+    figure.legend(frameon=False, fontsize=8, ncols=4, loc="outside lower center")
     tidy(axes)
     return figure
 
