@@ -35,7 +35,7 @@ class RunData:
     def __init__(self, run: RecordedRun) -> None:
         self.run = run.run
         self.manifest = run.manifest
-        self.rounds = run.rounds
+        self.rounds = [_with_all_tokens(row) for row in run.rounds]
         self.table = run.to_arrow()
         self.spec = ReportSpec.model_validate(self.manifest.get("report") or {})
         if not self.spec.variables:
@@ -188,6 +188,13 @@ class RunData:
                 text = messages[place]  # what could not be read is told as the failure's message
             if isinstance(text, str) and text:
                 yield rounds[place], populations[place], agents[place], text
+
+
+def _with_all_tokens(row: dict[str, Any]) -> dict[str, Any]:
+    """A round with the tokens of what was not recorded, such as calls of agents to one another."""
+    usage = row.get("usage") or {}
+    asked = usage.get("tokens_in", 0) + usage.get("tokens_out", 0)
+    return {**row, "tokens": max(row.get("tokens") or 0, asked)}
 
 
 def persona_columns(table: pa.Table) -> list[str]:
