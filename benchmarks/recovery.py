@@ -146,7 +146,9 @@ async def cost(
     return {**{name: round(median, 3) for name, median in medians.items()}, **ratios}
 
 
-async def measure(kills: int, agents: int, million: int, repeats: int) -> dict[str, Any]:
+async def measure(
+    kills: int, agents: int, million: int, repeats: int, waits: list[float]
+) -> dict[str, Any]:
     """All of it."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         installation = Installation(Path(folder))
@@ -169,7 +171,7 @@ async def measure(kills: int, agents: int, million: int, repeats: int) -> dict[s
                         installation, bus, lambda d: diaries(model, agents, d), repeats
                     )
             if repeats and million:
-                for wait in (0.0, 1.0):
+                for wait in waits:
                     found[f"dummies_{million}_wait_{wait:g}"] = await cost(
                         installation,
                         bus,
@@ -189,9 +191,14 @@ def main() -> int:
     parser.add_argument("--agents", type=int, default=2000)
     parser.add_argument("--million", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--waits", type=float, nargs="*", default=[0.0, 1.0], help="seconds that dummies wait"
+    )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    found = asyncio.run(measure(given.kills, given.agents, given.million, given.repeats))
+    found = asyncio.run(
+        measure(given.kills, given.agents, given.million, given.repeats, given.waits)
+    )
     if given.json:
         sys.stdout.write(json.dumps(found) + "\n")
     else:
