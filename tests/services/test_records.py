@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from populace.cli.records import forget_run
 from populace.cli.runs import Outcome, find_run, find_spec
 from populace.cli.sweeping import Sweep, table
 from populace.errors import ScenarioError
+from populace.models.backends.scripted import _fill
 from populace.recorded import RecordedRun, compare, results
 from populace.scenario_file import read_scenario
 from populace.sweep import read_sweep
 from services.recorder.events import EventTable
 from shared.bus import NatsBus
 from shared.errors import InvalidInputError
-from shared.messages.scenario import ReplaySpec
+from shared.messages.scenario import ReplaySpec, ScriptSpec
 from tests.conftest import ROOT, Services, unique
 from tests.endpoint import Endpoint, answer
 from tests.services.test_recovery import diaries, respond
@@ -126,11 +128,21 @@ async def test_a_run_is_played_again_without_its_model(
     assert manifest["replay"] == {"run": first.run, "strict": True}
 
 
+def say(body: dict[str, Any]) -> web.Response:
+    """Something that follows from what was asked, and fits the schema, if there is one."""
+    number = len(str(body)) % 90
+    wanted = body.get("response_format", {}).get("json_schema", {}).get("schema")
+    if wanted is None:
+        return answer(f"I say {number}.")
+    source: Any = random.Random(json.dumps(body["messages"]))
+    return answer(json.dumps(_fill(wanted, wanted, source, float(number), ScriptSpec(), 0)))
+
+
 @pytest.mark.parametrize("name", sorted({p.parent.name for p in ROOT.glob("examples/*/*.yaml")}))
 async def test_each_example_is_played_again(
     services: Services, bus: NatsBus, endpoint: Endpoint, name: str
 ) -> None:
-    endpoint.respond = lambda body: answer(f"I say {len(str(body)) % 90}.")
+    endpoint.respond = say
     path = ROOT / "examples" / name / "scenario.yaml"
     model = {"backend": "openai", "base_url": endpoint.url, "model": unique("m")}
     file = read_scenario(path, {"models.default": model, "agents.count": 30})
