@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from benchmarks.counting import Asked, CountingModel, counting_model
 from benchmarks.harness import machine
 from benchmarks.installation import MODULES, ROOT, Installation
-from populace.cli.runs import Outcome, follow, submit
+from populace.runs import Outcome, follow, submit
 from shared.bus import NatsBus
 from shared.errors import PopulaceError
 from shared.ids import new_id

@@ -27,7 +27,7 @@ from benchmarks.chaos import SLOTS, watch
 from benchmarks.counting import CountingModel, counting_model
 from benchmarks.harness import machine
 from benchmarks.installation import MODULES, ROOT, Installation
-from populace.cli.runs import submit
+from populace.runs import submit
 from shared.bus import Message, NatsBus
 from shared.ids import new_id
 from shared.messages.scenario import ScenarioSpec, Status

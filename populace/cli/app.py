@@ -17,14 +17,6 @@ from pydantic import ValidationError
 
 from populace.cli import personas, records, reporting, show, talking
 from populace.cli.playing import finish, follow_run, play
-from populace.cli.runs import (
-    Outcome,
-    control,
-    find_run,
-    find_spec,
-    manage,
-    submit,
-)
 from populace.cli.session import (
     BAD_INPUT,
     FAILED,
@@ -39,6 +31,14 @@ from populace.cli.session import (
 from populace.errors import ScenarioError
 from populace.personas.people import find_people
 from populace.retention import retention_notes
+from populace.runs import (
+    Outcome,
+    control,
+    find_run,
+    find_spec,
+    manage,
+    submit,
+)
 from populace.scenario_file import ScenarioFile, load_class, overrides_from, read_scenario
 from populace.stack import stack
 from shared import __version__

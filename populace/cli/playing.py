@@ -8,8 +8,8 @@ import contextlib
 import typer
 
 from populace.cli import show
-from populace.cli.runs import Outcome, control, follow, submit
 from populace.cli.session import FAILED, INTERRUPTED, end, interrupts, print_json
+from populace.runs import Outcome, control, follow, submit
 from shared.bus import NatsBus
 from shared.errors import PopulaceError
 from shared.ids import check_token

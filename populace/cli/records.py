@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from populace.cli import show
-from populace.cli.runs import find_run, list_runs
 from populace.cli.session import FAILED, Json, print_json, quiet_settings, with_bus
 from populace.recorded import compare, results
+from populace.runs import find_run, list_runs
 from shared.bus import Bus, NatsBus
 from shared.errors import InvalidInputError
 from shared.ids import check_token

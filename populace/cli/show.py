@@ -22,8 +22,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from populace.cli.runs import Outcome
 from populace.models.accounts import Usage
+from populace.runs import Outcome
 from populace.stack.stack import StackStatus
 from shared.messages.scenario import RunInfo, Status
 

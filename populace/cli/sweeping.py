@@ -10,8 +10,8 @@ from typing import Any
 from rich.table import Table
 
 from populace.cli import show
-from populace.cli.runs import Outcome, control, find_run, follow, manage, submit
 from populace.cli.session import interrupts
+from populace.runs import Outcome, control, find_run, follow, manage, submit
 from populace.sweep import SweepRun, SweepSpec
 from shared.bus import NatsBus
 from shared.errors import PopulaceError

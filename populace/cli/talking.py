@@ -9,9 +9,9 @@ import typer
 from pydantic import ValidationError
 
 from populace.cli import show
-from populace.cli.runs import control, find_run
 from populace.cli.session import FAILED, Json, print_json, quiet_settings, with_bus
 from populace.interviews import InterviewAnswers, InterviewRequest
+from populace.runs import control, find_run
 from populace.scenario_file import overrides_from
 from shared.bus import NatsBus
 from shared.errors import InvalidInputError

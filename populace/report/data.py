@@ -197,6 +197,14 @@ def _with_all_tokens(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "tokens": max(row.get("tokens") or 0, asked)}
 
 
+def model_name(model: dict[str, Any]) -> str:
+    """How a model of a manifest is called: as it was asked for, or as it reports itself."""
+    if model.get("mixture"):
+        return "a mixture"
+    reported = (model.get("reported") or {}).get("model")
+    return str(model.get("model") or reported or model.get("backend") or "the embedded model")
+
+
 def persona_columns(table: pa.Table) -> list[str]:
     """Columns that hold what agents' personas say."""
     return [name for name in table.column_names if name not in _OWN]

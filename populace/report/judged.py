@@ -52,8 +52,10 @@ def find_judged(runs_dir: Path, data: RunData) -> Judged | None:
         manifest = run.manifest
     except (FileNotFoundError, InvalidInputError, KeyError, ValueError):
         return None
+    from populace.report.data import model_name  # the command line imports this without plots
+
     model = manifest.get("models", {}).get("default", {})
-    found = Judged(name, str(model.get("model") or model.get("backend") or "unknown"))
+    found = Judged(name, model_name(model))
     for row in run.to_arrow().select(["answer", "error"]).to_pylist():
         if row["error"] is not None or row["answer"] is None:
             found.failed += 1

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from populace.report import figures
 from populace.report.arithmetic import all_slips
-from populace.report.data import RunData
+from populace.report.data import RunData, model_name
 from populace.report.drawing import STYLE, svg
 from populace.report.judged import Judged, find_judged
 from populace.report.spec import Variable
@@ -319,10 +319,7 @@ def _lengths(data: RunData) -> Described | None:
 def _models(manifest: dict[str, Any]) -> str:
     told = []
     for name, model in (manifest.get("models") or {}).items():
-        reported = (model.get("reported") or {}).get("model")
-        what = model.get("model") or reported or model.get("backend") or "the embedded model"
-        if model.get("mixture"):
-            what = "a mixture"
+        what = model_name(model)
         told.append(f"{name}: {what}" if what != name else name)
     return "; ".join(told)
 

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,9 +215,3 @@ def classify(values: Numbers, levels: Sequence[Level], width: float) -> dict[str
     counts = np.bincount(nearest[near], minlength=len(levels))
     found = {level.label: int(n) for level, n in zip(levels, counts, strict=True)}
     return {**found, "other": int(len(values) - near.sum())}
-
-
-def finite(values: Any) -> Numbers:
-    """The numbers of a column that are numbers."""
-    held = np.asarray(values, dtype=np.float64)
-    return held[np.isfinite(held)]

@@ -10,25 +10,22 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
-from shared.codec import CONTENT_TYPE, MSGPACK_TYPE, from_public, pack_plain
+from populace.runs import control, manage
+from populace.runs import submit as submit_run
 from shared.errors import BusError, InvalidInputError, PopulaceError, RemoteError
 from shared.ids import check_token
 from shared.messages.control import HostInfo
 from shared.messages.scenario import (
-    ControlReply,
-    ControlRequest,
     ManageRequest,
     PlannedEvent,
     ScenarioSpec,
-    Submitted,
 )
-from shared.service import ask, first_problem
+from shared.service import first_problem
 
 if TYPE_CHECKING:
     from services.manager.manager import Manager
 
 _ACTIONS = ("cancel", "pause", "resume")
-_SUBMITTED_WITHIN = 90.0
 _LOOKS, _LOOK_EVERY = 30, 0.1
 
 
@@ -123,7 +120,7 @@ async def act(manager: Manager, name: str, action: str, fields: dict[str, Any]) 
     Raises:
         PopulaceError: that is not possible; the text says why.
     """
-    subjects, bus = manager.settings.subjects, manager.bus
+    bus, settings = manager.bus, manager.settings
     check_token(name, "the run's name")
     info = manager.watcher.runs.get(name)
     if info is None:
@@ -133,12 +130,9 @@ async def act(manager: Manager, name: str, action: str, fields: dict[str, Any]) 
         request = ManageRequest.model_validate(
             {"run": name, "action": action, "rounds": rounds or None}
         )
-        reply = await ask(bus, subjects.run_manage, request, ControlReply, timeout=30, patience=5)
+        reply = await manage(bus, settings, request)
     else:
-        asked = ControlRequest.model_validate({"action": action})
-        reply = await ask(
-            bus, subjects.run_control(name), asked, ControlReply, timeout=5, patience=3
-        )
+        reply = await control(bus, settings, name, "pause" if action == "pause" else "cancel")
     await manager.watcher.refresh()
     return Told(run=name, state=reply.state)
 
@@ -149,9 +143,8 @@ async def inject(manager: Manager, name: str, event: PlannedEvent) -> Told:
     Raises:
         PopulaceError: that is not possible; the text says why.
     """
-    subject = manager.settings.subjects.run_control(check_token(name, "the run's name"))
-    request = ControlRequest(action="inject", event=event)
-    reply = await ask(manager.bus, subject, request, ControlReply, timeout=5, patience=3)
+    check_token(name, "the run's name")
+    reply = await control(manager.bus, manager.settings, name, "inject", event=event)
     return Told(run=name, state=reply.state)
 
 
@@ -161,17 +154,9 @@ async def submit(manager: Manager, spec: ScenarioSpec) -> Told:
     Raises:
         PopulaceError: it was refused, or nobody answers.
     """
-    answer = await manager.bus.request(
-        manager.settings.subjects.scenario_submit,
-        pack_plain(spec.model_dump(mode="json", exclude_none=True)),
-        timeout=_SUBMITTED_WITHIN,
-        headers={CONTENT_TYPE: MSGPACK_TYPE},
-    )
-    reply = Submitted.model_validate(from_public(answer.data, answer.header(CONTENT_TYPE)))
-    if reply.run is None:
-        raise InvalidInputError(reply.error or "the director refused the scenario")
-    await _appear(manager, reply.run)
-    return Told(run=reply.run, state="accepted")
+    name = await submit_run(manager.bus, manager.settings, spec)
+    await _appear(manager, name)
+    return Told(run=name, state="accepted")
 
 
 async def _appear(manager: Manager, run: str) -> None:

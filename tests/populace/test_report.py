@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from populace.recorded import RecordedRun
 from populace.report import Level, Reference, ReportSpec, Share, Variable
 from populace.report.arithmetic import all_slips, find_slips
-from populace.report.data import load
+from populace.report.data import load, model_name
 from populace.report.page import Report
 from populace.report.statistics import (
     classify,
@@ -282,6 +282,13 @@ def test_a_run_of_which_nothing_is_known(tmp_path: Path) -> None:
     data = load(recorded(tmp_path, bare))
     assert [v.name for v in data.spec.variables] == ["value"]
     assert "<svg" in Report("t", [("t", data)]).html()
+
+
+def test_how_a_model_is_called() -> None:
+    assert model_name({"backend": "openai", "model": "m", "reported": {"model": "other"}}) == "m"
+    assert model_name({"max_tokens": 40, "reported": {"model": "small.gguf"}}) == "small.gguf"
+    assert model_name({"backend": "scripted"}) == "scripted"
+    assert model_name({"mixture": {"weights": {"a": 1}}}) == "a mixture"
 
 
 def test_a_run_without_an_answer(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from populace.cli.runs import Outcome
+from populace.runs import Outcome
 from populace.scenario_file import read_scenario
 from tests.conftest import ROOT, Services
 from tests.services.test_runs import play

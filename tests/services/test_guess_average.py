@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from populace.cli.runs import Outcome
 from populace.recorded import results
+from populace.runs import Outcome
 from populace.scenario_file import read_scenario
 from tests.conftest import ROOT, Services, unique
 from tests.endpoint import Endpoint, answer

@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks.counting import CountingModel, counting_model
 from benchmarks.installation import MODULES, Installation
-from populace.cli.runs import Outcome, control, find_spec, follow, submit
 from populace.interviews import InterviewAnswers, InterviewRequest
 from populace.recorded import compare, results
+from populace.runs import Outcome, control, find_spec, follow, submit
 from shared.bus import NatsBus
 from shared.errors import RemoteError
 from shared.messages.scenario import PlannedEvent, ReplaySpec, ScenarioSpec

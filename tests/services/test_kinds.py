@@ -11,11 +11,11 @@ import pytest
 from markupsafe import escape
 
 from populace.cli.reporting import judging
-from populace.cli.runs import Outcome
 from populace.recorded import RecordedRun, results
 from populace.report.data import load
 from populace.report.judged import note_judged
 from populace.report.page import Report
+from populace.runs import Outcome
 from populace.scenario_file import read_scenario
 from shared.errors import InvalidInputError
 from tests.conftest import ROOT, Services

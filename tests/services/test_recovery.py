@@ -20,8 +20,8 @@ import pytest
 from aiohttp import web
 
 from benchmarks.installation import Installation
-from populace.cli.runs import Outcome, control, find_run, follow, manage, submit
 from populace.recorded import results
+from populace.runs import Outcome, control, find_run, follow, manage, submit
 from shared.bus import Message, NatsBus
 from shared.codec import from_public
 from shared.errors import InvalidInputError

@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from populace.cli import show
-from populace.cli.runs import Outcome, control, follow, submit
+from populace.runs import Outcome, control, follow, submit
 from populace.scenario_file import read_scenario
 from shared.bus import NatsBus
 from shared.codec import from_public

@@ -1,4 +1,4 @@
-"""Publishing scenarios and following runs, for the command line."""
+"""Handing scenarios in, following runs, asking their directors: for whoever has a connection."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def control(
     action: Literal["cancel", "pause", "inject"],
     *,
     event: PlannedEvent | None = None,
-) -> None:
+) -> ControlReply:
     """Ask a run's director to end it, to pause it, or to bring an event into it.
 
     Raises:
@@ -131,7 +131,7 @@ async def control(
     """
     request = ControlRequest(action=action, event=event)
     subject = settings.subjects.run_control(run)
-    await ask(bus, subject, request, ControlReply, timeout=5, patience=5)
+    return await ask(bus, subject, request, ControlReply, timeout=5, patience=5)
 
 
 async def manage(bus: NatsBus, settings: Settings, request: ManageRequest) -> ControlReply:
