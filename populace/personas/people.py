@@ -94,10 +94,10 @@ class People:
         return self._table.column(name)[row].as_py()
 
     def columns(self, rows: Sequence[int]) -> dict[str, list[Any]]:
-        """The attributes of some people, without written texts."""
+        """The attributes of some people in the order of ``rows``, without written texts."""
         import pyarrow as pa
 
-        some = self._table.take(pa.array(rows)) if len(rows) != len(self) else self._table
+        some = self._table.take(pa.array(rows, pa.int64()))
         return {
             name: some.column(name).to_pylist() for name in self.names if name not in _NO_ATTRIBUTES
         }

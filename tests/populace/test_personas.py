@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from populace.personas.expressions import Expression
 from populace.personas.fit import fit_report
+from populace.personas.people import People
 from populace.personas.raking import RakingError, rake
 from populace.personas.sampling import Sampler, largest_remainder, save
 from populace.personas.spec import TEMPLATES, PopulationError, PopulationFile
@@ -467,3 +468,10 @@ def test_written_people_are_not_drawn_over(tmp_path: Path) -> None:
     save(pa.table({"a": [1]}).replace_schema_metadata({b"populace": b"{}"}), path)
     with pytest.raises(InvalidInputError, match="whom a model has written"):
         refuse_to_replace_texts(path)
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2], [2, 0, 1], [1]])
+def test_attributes_come_in_the_order_of_the_people_asked_for(rows: list[int]) -> None:
+    """Also where all are asked for: agents answer in any order."""
+    people = People(pa.table({"age": [30, 40, 50], "text": ["a", "b", "c"]}))
+    assert people.columns(rows) == {"age": [[30, 40, 50][row] for row in rows]}
