@@ -6,4 +6,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 deploy/install.sh dev
-exec .venv/bin/python -m pytest "$@"
+# Two at a time, by file: most tests wait for processes more than they compute.
+exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-OWN_USE = frozenset({"child", "emit", "until", "snapshot", "restore"})
+OWN_USE = frozenset({"child", "emit", "until", "snapshot", "restore", "view"})
 """Methods that an environment calls on itself, and nobody from outside."""
 
 
@@ -163,6 +163,15 @@ class Environment(Agent):
             "events": events,
             "children": sorted(self.children),
         }
+
+    def view(self) -> dict[str, Any]:
+        """How the manager's page shows it; override it for another picture. Plain values.
+
+        ``kind`` says which: ``chat`` (``messages``: author, text, round), ``map`` (``width``,
+        ``height``, ``places`` by name, ``zones``), ``graph`` (``nodes``: name, size; ``edges``:
+        pairs of names), ``table`` (``columns``, ``rows``); ``none``: its attributes alone.
+        """
+        return {"kind": "none"}
 
     def _attributes(self) -> list[str]:
         own = {n for n in vars(self) if not n.startswith("_")}

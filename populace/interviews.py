@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from populace.errors import AgentError
-from shared.errors import InvalidInputError
 from shared.messages.scenario import Strict
 from shared.service import serve
 
@@ -76,18 +75,7 @@ class Interviews:
             InvalidInputError: there is no such agent.
         """
         world = self._world
-        proxies = []
-        for name in request.agents:
-            population, _, number = name.rpartition("/")
-            made = world._made.get(population)
-            if made is None or not number.isdecimal() or int(number) >= made.population.count:
-                known = ", ".join(
-                    f"{n}/0 to {n}/{m.population.count - 1}" for n, m in world._made.items()
-                )
-                raise InvalidInputError(
-                    f"there is no agent {name!r} in this run (there are: {known or 'none'})"
-                )
-            proxies.append(made.population[int(number)])
+        proxies = [world.agent_named(name) for name in request.agents]
         round_number = world._caller.round
 
         async def one(name: str, proxy: object) -> InterviewAnswer:

@@ -86,6 +86,20 @@ class Keeping:
         return list(self._workers)
 
     @property
+    def all_kept(self) -> list[_Kept]:
+        """Where each environment lives, outer ones before those within them."""
+        return list(self._kept.values())
+
+    def find(self, path: str) -> _Kept | None:
+        """Where an environment lives; None: there is none."""
+        return self._kept.get(path)
+
+    def host_of(self, worker: str) -> str:
+        """Name of the host of one of the workers."""
+        hosts = {} if self._pool is None else self._pool.hosts
+        return next((host for host, held in hosts.items() if worker in held), "local")
+
+    @property
     def known(self) -> dict[str, str]:
         """Path of each environment, and its class's name."""
         return {k.path: k.class_path.rpartition(":")[2] for k in self._kept.values()}

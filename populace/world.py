@@ -144,6 +144,33 @@ class World:
         """Why workers were lost, if any were."""
 
     @property
+    def workers(self) -> list[tuple[str, str]]:
+        """Workers that hold agents, each with its host."""
+        return [*self._workers, *self._isolated]
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """What the scenario listens to."""
+        return self._listening.listeners
+
+    def agent_named(self, name: str) -> AgentProxy:
+        """The agent of a population by its name, such as ``players/17``.
+
+        Raises:
+            InvalidInputError: there is none.
+        """
+        population, _, number = name.rpartition("/")
+        made = self._made.get(population)
+        if made is None or not number.isdecimal() or int(number) >= made.population.count:
+            known = ", ".join(
+                f"{n}/0 to {n}/{m.population.count - 1}" for n, m in self._made.items()
+            )
+            raise InvalidInputError(
+                f"there is no agent {name!r} in this run (there are: {known or 'none'})"
+            )
+        return made.population[int(number)]
+
+    @property
     def accounts(self) -> Accounts:
         """What models were asked and what it cost, in a local world."""
         found = Accounts()
@@ -309,7 +336,7 @@ class World:
             BusError: a worker does not answer, or the broker does not take it.
         """
         await self._keeping.settled()
-        workers = [w for w, _ in [*self._workers, *self._isolated]] + self._keeping.workers
+        workers = [w for w, _ in self.workers] + self._keeping.workers
         if self._keeping.known:
             await self._settle(workers, round_number)
         outcomes = await self._ask_all(workers, "save", round_number, ShardsSaved)

@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import stat
 import sys
+from collections import deque
 from typing import Any
 
 import structlog
 
 from shared.settings import Settings
+
+_KEPT = 1000
+_TAIL = 256 << 10
+_last: deque[str] = deque(maxlen=_KEPT)
+
+
+class _Keeper(logging.Handler):
+    """Keeps the last lines, for those who ask for them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one."""
+        with contextlib.suppress(Exception):
+            _last.append(self.format(record))
+
+
+def last_log_lines(count: int) -> list[str]:
+    """What this process logged last, oldest first.
+
+    Where standard error is a file, its end is read: what child processes wrote is there as well.
+    """
+    if count < 1:
+        return []
+    try:
+        status = os.fstat(2)
+        if stat.S_ISREG(status.st_mode):
+            with open("/proc/self/fd/2", "rb") as file:
+                file.seek(max(0, status.st_size - _TAIL))
+                return file.read().decode("utf-8", "replace").splitlines()[-count:]
+    except OSError:
+        pass
+    return list(_last)[-count:]
 
 
 def configure_logs(settings: Settings, *, service: str) -> None:
@@ -35,7 +70,9 @@ def configure_logs(settings: Settings, *, service: str) -> None:
         )
     )
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    keeper = _Keeper()
+    keeper.setFormatter(handler.formatter)
+    root.handlers[:] = [handler, keeper]
     root.setLevel(settings.log_level.upper())
     # These say at "info" what our own lines say already.
     for noisy in ("nats", "aiohttp.access", "asyncio"):

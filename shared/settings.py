@@ -49,6 +49,8 @@ class Settings(BaseSettings):
     """How this machine's host calls itself; default: the machine's name."""
     workers: int = Field(default=0, ge=0, le=1024)
     """Worker processes that a run gets on this host; 0: one per core."""
+    host_labels: str = ""
+    """What this host is shown with, such as ``zone=a,disk=fast``."""
     max_workers: int = Field(default=1024, ge=1, le=65536)
     """Worker processes that this host will run at once, all runs together; isolated agents
     have one each. Free memory sets a bound too."""
@@ -114,6 +116,12 @@ class Settings(BaseSettings):
             return len(os.sched_getaffinity(0))
         except AttributeError:  # not on macOS
             return os.cpu_count() or 1
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """``host_labels`` as names and values."""
+        pairs = (one.partition("=") for one in self.host_labels.split(",") if one.strip())
+        return {name.strip(): value.strip() for name, _, value in pairs}
 
     @property
     def roots(self) -> tuple[Path, ...]:

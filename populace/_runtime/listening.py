@@ -92,6 +92,7 @@ class Listening:
         self._bus = bus
         self._subjects = subjects
         self._run = run
+        self._listeners: list[Listener] = []
         self._shared: dict[str, tuple[Subscription, list[tuple[Listener, Deliver]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()
@@ -137,7 +138,14 @@ class Listening:
             for subject in self._patterns(listener):
                 await self._add_shared(subject, listener, deliver)
         await self._bus.flush()
+        self._listeners = [one for one in self._listeners if not one.removed]
+        self._listeners.append(listener)
         return listener
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """Those that listen now."""
+        return [one for one in self._listeners if not one.removed]
 
     def _patterns(self, listener: Listener) -> list[str]:
         name = listener.event

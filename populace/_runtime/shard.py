@@ -404,6 +404,11 @@ class Shard:
             return []
         return list(held.active) if isinstance(held, _Busy) else [held]
 
+    def queued(self, index: int) -> int:
+        """How many calls wait for an agent that is at work."""
+        held = self._busy.get(index)
+        return len(held.queue) if isinstance(held, _Busy) else 0
+
     def task_of(self, group: Group, position: int) -> CallTask | None:
         """The call under way for a position of a group, if it is under way."""
         for task in self.active(group.indexes[position]):

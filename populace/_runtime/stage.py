@@ -118,6 +118,11 @@ class Stage(Shard):
         return self.path
 
     @property
+    def own_listeners(self) -> list[list[Any]]:
+        """What the environment listens to: arguments of ``Worker.listen``."""
+        return list(self._own_listeners)
+
+    @property
     def environment(self) -> Environment | None:
         """The environment, once it was made."""
         held = self.agents[0]

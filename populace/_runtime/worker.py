@@ -20,6 +20,7 @@ from populace._runtime.driver import mark_child_tasks, set_profile
 from populace._runtime.flow import Account
 from populace._runtime.kept import Kept, Key
 from populace._runtime.listening import Listener, Listening, Rules, path_of
+from populace._runtime.looking import Looking
 from populace._runtime.outbox import Outbox
 from populace._runtime.profile import Meter, TimedCodec
 from populace._runtime.records import Recorder, batch_of
@@ -61,6 +62,7 @@ from shared.messages.control import (
     ShardsSaved,
     WorkerStats,
 )
+from shared.messages.inspection import Look
 from shared.service import ask, serve
 from shared.settings import load_settings
 from shared.subjects import ENVIRONMENT, Subjects
@@ -182,6 +184,9 @@ class Worker:
         await serve(self.bus, self.subjects.worker(self.id, "save"), SaveShards, self._save)
         await serve(self.bus, self.subjects.worker(self.id, "settle"), SaveShards, self._settle)
         await serve(self.bus, self.subjects.worker(self.id, "stats"), Assignment, self._stats)
+        looking = Looking(self)
+        await serve(self.bus, self.subjects.worker(self.id, "look"), Look, looking.look)
+        await serve(self.bus, self.subjects.worker(self.id, "held"), Look, looking.held)
         await self.bus.flush()
 
     async def stop(self) -> None:

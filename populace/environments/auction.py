@@ -10,6 +10,9 @@ Kind = Literal["open", "sealed", "second_price"]
 _KINDS = ("open", "sealed", "second_price")
 
 
+_MOST_SHOWN = 200
+
+
 class Auction(Environment):
     """Sells one thing after another.
 
@@ -107,6 +110,12 @@ class Auction(Environment):
             self.emit("unsold", None, item=item)
         self.results.append(result)
         return result
+
+    def view(self) -> dict[str, Any]:
+        """See ``Environment.view``."""
+        names = ["item", "winner", "price", "bids"]
+        rows = [[sale[name] for name in names] for sale in self.results[-_MOST_SHOWN:]]
+        return {"kind": "table", "columns": names, "rows": rows}
 
     @readonly
     def sales(self) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from populace.environment import Environment, readonly
 
+_MOST_SHOWN, _SHOWN = 200, 2000
 _MENTION = re.compile(r"@([A-Za-z0-9_\-/]+)")
 
 
@@ -101,6 +102,11 @@ class ChatRoom(Environment):
         """Names of those who have read a message, or were there and wrote it."""
         author = next((m["author"] for m in self.messages if m["number"] == number), None)
         return sorted(n for n, last in self.seen.items() if last >= number or n == author)
+
+    def view(self) -> dict[str, Any]:
+        """See ``Environment.view``."""
+        told = [{**m, "text": m["text"][:_SHOWN]} for m in self.messages[-_MOST_SHOWN:]]
+        return {"kind": "chat", "messages": told, "left_out": self.count - len(told)}
 
     @readonly
     def present(self) -> list[str]:

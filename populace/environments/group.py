@@ -8,6 +8,8 @@ from typing import Any
 
 from populace.environment import Environment, event, readonly
 
+_MOST_SHOWN = 200
+
 
 class Group(Environment):
     """A part of a larger whole, with a pace of its own; groups may hold groups.
@@ -80,6 +82,15 @@ class Group(Environment):
         counts: list[int] = await asyncio.gather(*(child.announce(news) for child in children))
         self.announced(news)
         return 1 + sum(counts)
+
+    def view(self) -> dict[str, Any]:
+        """See ``Environment.view``."""
+        rows = list(zip(range(1, self.step + 1), self.means, self.counts, strict=True))
+        return {
+            "kind": "table",
+            "columns": ["step", "mean", "count"],
+            "rows": rows[-_MOST_SHOWN:],
+        }
 
     @readonly
     def latest(self) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 from populace.environment import Environment, readonly
 from shared.errors import InvalidInputError
+
+_MOST_SHOWN = 2000
 
 
 class Map(Environment):
@@ -154,6 +157,18 @@ class Map(Environment):
             raise LookupError(f"{self.path} has no zone {zone!r} (it has: {sorted(self.zones)})")
         box = self.zones[zone]
         return sorted(self._names[i] for i in self._tree.intersection(box))
+
+    def view(self) -> dict[str, Any]:
+        """See ``Environment.view``."""
+        some = dict(itertools.islice(self.places.items(), _MOST_SHOWN))
+        return {
+            "kind": "map",
+            "width": self.width,
+            "height": self.height,
+            "places": some,
+            "zones": self.zones,
+            "left_out": len(self.places) - len(some),
+        }
 
     def _who(self, name: str) -> str:
         who = name or self.caller

@@ -9,6 +9,7 @@ from shared.errors import InvalidInputError
 
 Ranking = Literal["recent", "popular", "mixed"]
 _RANKINGS = ("recent", "popular", "mixed")
+_MOST_SHOWN, _MOST_EDGES = 200, 2000
 _HALF_LIFE = 20.0
 """Posts after which, in a mixed feed, a like weighs half as much."""
 
@@ -183,6 +184,22 @@ class SocialGraph(Environment):
             "clustering": nx.average_clustering(graph.to_undirected()) if len(graph) else 0.0,
             "most_followed": [list(row) for row in top],
             "posts": self.count,
+        }
+
+    def view(self) -> dict[str, Any]:
+        """See ``Environment.view``; of a large network, those who are followed most."""
+        graph = self.graph
+        top = sorted(graph.in_degree, key=lambda row: (-row[1], row[0]))[:_MOST_SHOWN]
+        names = {name for name, _ in top}
+        edges = [[a, b] for a, b in graph.subgraph(names).edges][:_MOST_EDGES]
+        return {
+            "kind": "graph",
+            "nodes": [[name, degree] for name, degree in top],
+            "edges": edges,
+            "left_out": graph.number_of_nodes() - len(names),
+            "posts": [
+                {**post, "likes": len(post["likes"])} for post in list(self.posts.values())[-50:]
+            ],
         }
 
     def _who(self, name: str) -> str:

@@ -6,6 +6,8 @@ from typing import Any
 
 from populace.environment import Environment, readonly
 
+_MOST_SHOWN = 500
+
 
 class AttributeStore(Environment):
     """Values by name, shared by all: a blackboard, a price list, a ledger.
@@ -32,6 +34,11 @@ class AttributeStore(Environment):
     def all(self) -> dict[str, Any]:
         """All names and values."""
         return dict(self.values)
+
+    def view(self) -> dict[str, Any]:
+        """See ``Environment.view``."""
+        rows = [[name, self.values[name]] for name in sorted(self.values)[:_MOST_SHOWN]]
+        return {"kind": "table", "columns": ["name", "value"], "rows": rows}
 
     def set(self, name: str, value: Any) -> None:
         """Give a name a value.

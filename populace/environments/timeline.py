@@ -7,6 +7,8 @@ from typing import Any
 
 from populace.environment import Environment, readonly
 
+_MOST_SHOWN = 200
+
 
 class Timeline(Environment):
     """A clock that stands until it is advanced, and then does what was planned, in order.
@@ -81,6 +83,11 @@ class Timeline(Environment):
     def next(self) -> int:
         """Move the clock to the next thing planned; returns how much happened, 0 if nothing is."""
         return self.advance(self.plans[0][0]) if self.plans else 0
+
+    def view(self) -> dict[str, Any]:
+        """See ``Environment.view``."""
+        names = ["time", "number", "name", "data"]
+        return {"kind": "table", "columns": names, "rows": self.upcoming(_MOST_SHOWN)}
 
     @readonly
     def upcoming(self, most: int = 20) -> list[list[Any]]:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 import psutil
@@ -17,17 +18,22 @@ from shared import __version__
 from shared.codec import pack_plain
 from shared.errors import BusError, InvalidInputError, PopulaceError
 from shared.ids import new_id
-from shared.logs import get_logger
+from shared.logs import get_logger, last_log_lines
 from shared.messages.control import (
     AcquiredWorkers,
     AcquireWorkers,
     Assignment,
+    HostChange,
+    HostDetail,
+    HostDetails,
     HostInfo,
     Lease,
     LeaseRenewed,
     Released,
     ReleaseWorkers,
+    StopWorker,
     WorkerEnded,
+    WorkerProcess,
 )
 from shared.service import ServiceContext, serve
 
@@ -70,6 +76,9 @@ class _Process:
     run: str
     watch: asyncio.Task[None] | None = None
     released: bool = False
+    stopped: str = ""
+    """Why it was ended, though its run did not ask for it."""
+    since: float = field(default_factory=time.time)
 
 
 @dataclass
@@ -104,6 +113,7 @@ class Host:
         self._runs: dict[str, _Run] = {}
         self._since = time.time()
         self._closing = False
+        self._draining = False
         environment = (
             {**os.environ, "POPULACE_NATS_URL": self._settings.nats_url}
             if self._settings.nats_url
@@ -115,6 +125,8 @@ class Host:
     @property
     def _room(self) -> int:
         """How many more workers this host would run."""
+        if self._draining:
+            return 0
         by_memory = psutil.virtual_memory().available // _WORKER_MEMORY
         return max(0, min(self._settings.max_workers - self._busy, by_memory))
 
@@ -137,7 +149,16 @@ class Host:
             per_run=self._per_run,
             since=self._since,
             version=__version__,
+            labels=self._settings.labels,
+            draining=self._draining,
+            runs=self._by_run(),
         )
+
+    def _by_run(self) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for scope, run in self._runs.items():
+            found[scope.partition("~")[0]] += len(run.workers) + run.coming
+        return dict(found)
 
     # Processes
     async def _watch(self, worker: _Process) -> None:
@@ -148,7 +169,9 @@ class Host:
             return
         run.workers.remove(worker)
         reason = f"killed by signal {-code}" if code < 0 else f"it exited with code {code}"
-        _log.error("a worker ended", worker=worker.name, run=worker.run, reason=reason)
+        reason = worker.stopped or reason
+        log = _log.info if worker.stopped else _log.error
+        log("a worker ended", worker=worker.name, run=worker.run, reason=reason)
         ended = WorkerEnded(run=worker.run, worker=worker.name, host=self.name, reason=reason)
         with contextlib.suppress(BusError):
             self._bus.send(
@@ -269,6 +292,63 @@ class Host:
             _log.info("workers taken back", run=request.run, count=count)
         return Released(workers=count)
 
+    async def change(self, request: HostChange) -> HostInfo:
+        """Do otherwise from now on."""
+        if request.per_run is not None:
+            self._per_run = request.per_run
+        if request.draining is not None:
+            self._draining = request.draining
+            _log.info("draining" if self._draining else "takes on runs again", host=self.name)
+        if request.draining:
+            workers = [w for run in self._runs.values() for w in run.workers]
+            await self._stop(workers, f"the host {self.name} is drained")
+        await self._show()
+        return self.info()
+
+    async def stop_worker(self, request: StopWorker) -> Released:
+        """End one worker; its run is told, as if it had died.
+
+        Raises:
+            InvalidInputError: there is no such worker here.
+        """
+        found = [w for run in self._runs.values() for w in run.workers if w.name == request.worker]
+        if not found:
+            raise InvalidInputError(f"the host {self.name} has no worker {request.worker!r}")
+        await self._stop(found, "an operator stopped it")
+        await self._show()
+        return Released(workers=len(found))
+
+    async def _stop(self, workers: list[_Process], why: str) -> None:
+        """End workers whose runs did not ask for it; they hear of it from ``_watch``.
+
+        At once, as if they had died: what they are at is begun again elsewhere, and what they
+        would still say could only be in the way of that.
+        """
+        for worker in workers:
+            worker.stopped = why
+            worker.process.kill()
+        waits = [asyncio.ensure_future(w.process.wait()) for w in workers]
+        if waits:
+            await asyncio.wait(waits, timeout=_STOP_WITHIN)
+
+    async def detail(self, request: HostDetail) -> HostDetails:
+        """Tell of each worker, and what was logged last."""
+        return await asyncio.to_thread(self._detail, request)
+
+    def _detail(self, request: HostDetail) -> HostDetails:
+        told = HostDetails(info=self.info(), log=last_log_lines(request.lines))
+        for scope, run in list(self._runs.items()):
+            for worker in list(run.workers):
+                row = WorkerProcess(
+                    worker=worker.name, run=scope, pid=worker.process.pid, since=worker.since
+                )
+                with contextlib.suppress(psutil.Error):
+                    process = psutil.Process(row.pid)
+                    times = process.cpu_times()
+                    row.rss, row.cpu = process.memory_info().rss, times.user + times.system
+                told.workers.append(row)
+        return told
+
     async def lease(self, request: Lease) -> LeaseRenewed:
         """Hear that a run's owner is alive."""
         run = self._runs.get(request.run)
@@ -284,6 +364,9 @@ class Host:
             ("acquire", AcquireWorkers, self.acquire),
             ("release", ReleaseWorkers, self.release),
             ("lease", Lease, self.lease),
+            ("change", HostChange, self.change),
+            ("stop", StopWorker, self.stop_worker),
+            ("detail", HostDetail, self.detail),
         ):
             await serve(self._bus, self._subjects.host(self.name, verb), model, handler)  # type: ignore[arg-type]
         await self._nursery.start()
@@ -315,16 +398,17 @@ class Host:
 
     async def _beat(self) -> None:
         """Show this host's state once a second, and end what nobody owns any more."""
-        bucket = None
         while True:
             try:
-                if bucket is None:
-                    bucket = await self._bus.bucket(self._kind.bucket, ttl=HOST_TTL)
-                await bucket.put(self.name, pack_plain(self.info().model_dump(mode="json")))
+                await self._show()
                 await self._end_silent()
             except Exception as error:  # the host must not vanish for a passing trouble
                 _log.warning("the host can't show itself", error=str(error))
             await asyncio.sleep(_HEARTBEAT)
+
+    async def _show(self) -> None:
+        bucket = await self._bus.bucket(self._kind.bucket, ttl=HOST_TTL)
+        await bucket.put(self.name, pack_plain(self.info().model_dump(mode="json")))
 
     async def _end_silent(self) -> None:
         """End the workers of runs whose owner gives no sign of life."""

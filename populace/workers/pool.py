@@ -189,7 +189,7 @@ class WorkerPool:
             entries = await bucket.entries()
             if entries:
                 hosts = [HostInfo.model_validate(from_public(e.value)) for e in entries]
-                return sorted(hosts, key=lambda h: h.host)
+                return sorted((h for h in hosts if not h.draining), key=lambda h: h.host)
             if time.monotonic() > deadline:
                 raise PlacementError(self._advice)
             await asyncio.sleep(0.1)

@@ -35,6 +35,7 @@ from populace.errors import (
     ScenarioError,
 )
 from populace.injections import Injections
+from populace.inspection import Inspections
 from populace.interviews import Interviews
 from populace.models.accounts import KEPT_FOR, Accounts, PriceTable
 from populace.personas.people import find_people
@@ -363,6 +364,7 @@ class Run:
             )
             player.injections = self._injections = await self._events()
             await Interviews(world).open()
+            await Inspections(world).open()
             player.strict = spec.replay is not None and spec.replay.strict
             player.on_uncommitted = self._not_durable
             player.must_commit = spec.durability in ("round", "call")

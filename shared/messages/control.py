@@ -29,6 +29,56 @@ class HostInfo(BaseModel):
     since: float = 0.0
     version: str = ""
     labels: dict[str, str] = Field(default_factory=dict)
+    """As ``POPULACE_HOST_LABELS`` gives them."""
+    draining: bool = False
+    """Whether it gives no more workers."""
+    runs: dict[str, int] = Field(default_factory=dict)
+    """Workers by the run's name."""
+
+
+class HostChange(BaseModel):
+    """To a host: from now on, do otherwise. What is None stays."""
+
+    draining: bool | None = None
+    """Give no more workers, and end those that are here: their runs go on elsewhere."""
+    per_run: int | None = Field(default=None, ge=1, le=1024)
+    """Workers that a run gets here unless it asks for more."""
+
+
+class StopWorker(BaseModel):
+    """To a host: end one worker. Its run goes on with others."""
+
+    worker: str
+
+
+class HostDetail(BaseModel):
+    """To a host: what are your workers, and what did you log last?"""
+
+    lines: int = Field(default=100, ge=0, le=1000)
+
+
+class WorkerProcess(BaseModel):
+    """A worker process on a host."""
+
+    worker: str
+    run: str
+    """The life's scope, as in ``Subjects.scope``."""
+    pid: int
+    since: float
+    """Unix time."""
+    rss: int = 0
+    """Bytes of memory."""
+    cpu: float = 0.0
+    """CPU seconds, user and system."""
+
+
+class HostDetails(BaseModel):
+    """What a host says when it is asked closely."""
+
+    info: HostInfo
+    workers: list[WorkerProcess] = Field(default_factory=list)
+    log: list[str] = Field(default_factory=list)
+    """Its last lines, oldest first."""
 
 
 class AcquireWorkers(BaseModel):

@@ -1,0 +1,158 @@
+"""What a worker tells of its agents and environments to those who look at them."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from populace._runtime.saving import state_of
+from populace._runtime.stage import Stage
+from populace.agent import Agent
+from populace.environment import Environment
+from populace.personas.people import attributes
+from shared.codec import plain
+from shared.errors import CodecError, InvalidInputError
+from shared.messages.inspection import Attribute, Held, Listens, Look, Looked
+
+if TYPE_CHECKING:
+    from populace._runtime.shard import Shard
+    from populace._runtime.worker import Worker
+
+_LONGEST = 4000
+"""Characters of a value that are shown."""
+_MOST_ATTRIBUTES = 200
+_MOST_REMEMBERED = 100
+_MOST_LISTENERS = 200
+_MOST_SHOWN = 4 * _MOST_REMEMBERED * _LONGEST
+
+
+class Looking:
+    """Answers what is asked about a worker's shards.
+
+    Args:
+        worker: the worker.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def look(self, request: Look) -> Looked:
+        """One agent, or one environment.
+
+        Raises:
+            InvalidInputError: it isn't here.
+        """
+        shard = self._worker._shards.get(request.shard)
+        agent = None
+        if shard is not None and 0 <= request.index < len(shard.agents):
+            agent = shard.agents[request.index]
+        if shard is None or not isinstance(agent, Agent):
+            raise InvalidInputError(f"{request.shard} has no agent {request.index} here")
+        if isinstance(shard, Stage):
+            return self._environment(shard, agent)
+        return self._agent(shard, agent, request.index)
+
+    async def held(self, _: Look) -> Held:
+        """The worker itself."""
+        worker = self._worker
+        process = psutil.Process()
+        times = process.cpu_times()
+        listens = [one for shard in worker._shards.values() for one in _listeners(shard)]
+        return Held(
+            worker=worker.id,
+            pid=os.getpid(),
+            agents=sum(len(s.agents) for s in worker._shards.values() if not isinstance(s, Stage)),
+            calls=worker._calls,
+            waiting=worker.waiting,
+            rss=process.memory_info().rss,
+            cpu=times.user + times.system,
+            listens=listens[:_MOST_LISTENERS],
+            listens_left_out=max(0, len(listens) - _MOST_LISTENERS),
+        )
+
+    def _agent(self, shard: Shard, agent: Agent, index: int) -> Looked:
+        tasks = shard.active(index)
+        memory = getattr(agent, "_memory", None)
+        messages = [] if memory is None else memory.messages
+        persona = agent.persona
+        return Looked(
+            name=shard.agent_name(index),
+            class_name=type(agent).__name__,
+            round=shard.round,
+            attributes=shown_attributes(state_of(agent)),
+            memory=[
+                {"role": m["role"], "content": m["content"][:_LONGEST]}
+                for m in messages[-_MOST_REMEMBERED:]
+            ],
+            memory_left_out=max(0, len(messages) - _MOST_REMEMBERED),
+            persona=None if persona is None else attributes(persona),
+            text=None if persona is None else persona.text,
+            under_way=[task.group.method for task in tasks],
+            waiting=shard.queued(index),
+        )
+
+    def _environment(self, stage: Stage, agent: Agent) -> Looked:
+        assert isinstance(agent, Environment)
+        view: Any = None
+        try:
+            view = plain(agent.view())
+            if len(json.dumps(view)) > _MOST_SHOWN:
+                raise CodecError("it is too large")
+        except Exception as error:  # whatever a class makes of it, its state is shown
+            view = {"kind": "none", "why": f"{type(error).__name__}: {error}"}
+        return Looked(
+            name=stage.path,
+            class_name=type(agent).__name__,
+            round=stage.round,
+            attributes=shown_attributes(dict(vars(agent))),
+            under_way=[task.group.method for task in stage.active(0)],
+            waiting=stage.queued(0),
+            about=agent.describe(),
+            view=view,
+        )
+
+
+def shown_attributes(state: Any) -> list[Attribute]:
+    """What somebody holds, in words, each part cut where it is long."""
+    if not isinstance(state, dict):
+        state = {"state": state}
+    return [
+        _shown(str(name), value)
+        for name, value in list(state.items())[:_MOST_ATTRIBUTES]
+        if not str(name).startswith("_")
+    ]
+
+
+def _shown(name: str, value: Any) -> Attribute:
+    kind = type(value).__name__
+    try:
+        # Of a long list, what is not shown need not be put into words.
+        length = len(value) if isinstance(value, (list, tuple, dict, set, frozenset)) else 0
+        some = value[: _LONGEST // 2] if length > _LONGEST and isinstance(value, list) else value
+        text = json.dumps(plain(some), ensure_ascii=False)
+        kind = f"{kind} of {length:,}" if length else kind
+    except (CodecError, TypeError, ValueError):
+        text = repr(value)
+    return Attribute(name=name, type=kind, text=text[:_LONGEST], cut=max(0, len(text) - _LONGEST))
+
+
+def _listeners(shard: Shard) -> list[Listens]:
+    if isinstance(shard, Stage):
+        rows = [[0, *arguments] for arguments in shard.own_listeners]
+    else:
+        rows = shard.listeners
+    return [
+        Listens(
+            who=shard.agent_name(index),
+            path=path,
+            event=event,
+            handler=method,
+            when=when,
+            below=below,
+            durable=durable,
+        )
+        for index, path, event, method, when, below, durable in rows
+    ]

@@ -1,0 +1,169 @@
+"""Looking into a run that is under way, from outside: its agents, environments, workers.
+
+Whoever asks the run's owner (``Subjects.run_owner(run, "inspect")``) gets an ``Inspected``. It
+costs one request to the worker concerned, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from shared.bus import Bus
+from shared.errors import BusError, InvalidInputError, RemoteError
+from shared.messages.inspection import (
+    EnvironmentSeen,
+    Held,
+    Inspect,
+    Inspected,
+    Listens,
+    Look,
+    Looked,
+    PopulationSeen,
+    WorkerSeen,
+)
+from shared.service import ask, serve
+from shared.subjects import Subjects
+
+if TYPE_CHECKING:
+    from populace.world import World
+
+_WITHIN = 5.0
+_MOST_WORKERS = 64
+"""Workers that are asked what they hold, of a run that has more."""
+_MOST_LISTENERS = 500
+
+
+async def inspect(
+    bus: Bus,
+    subjects: Subjects,
+    run: str,
+    *,
+    agent: str | None = None,
+    environment: str | None = None,
+) -> Inspected:
+    """Look into a run.
+
+    Args:
+        bus: a connection.
+        subjects: the installation's.
+        run: the run, which has to be under way.
+        agent: by population and number, such as ``players/17``.
+        environment: by path.
+
+    Raises:
+        RemoteError: there is no such agent or environment.
+        BusError: nobody plays the run, or does not answer.
+    """
+    request = Inspect(agent=agent, environment=environment)
+    return await ask(
+        bus, subjects.run_owner(run, "inspect"), request, Inspected, timeout=2 * _WITHIN
+    )
+
+
+class Inspections:
+    """Answers those who look into a world.
+
+    Args:
+        world: the world.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def open(self) -> None:
+        """Begin to answer."""
+        subject = self._world._subjects.run_owner(self._world.run, "inspect")
+        await serve(self._world._bus, subject, Inspect, self.answer)
+
+    async def answer(self, request: Inspect) -> Inspected:
+        """Look.
+
+        Raises:
+            InvalidInputError: there is no such agent or environment.
+            BusError: its worker does not answer.
+        """
+        world = self._world
+        told = Inspected(run=world.run, round=world._caller.round, life=world.life)
+        if request.agent is not None:
+            told.where, told.one = await self._one(*self._find_agent(request.agent))
+        elif request.environment is not None:
+            told.where, told.one = await self._one(*self._find_environment(request.environment))
+        else:
+            await self._whole(told)
+        return told
+
+    def _find_agent(self, name: str) -> tuple[str, str, Look]:
+        proxy = self._world.agent_named(name)
+        shard, index = proxy._shard, proxy._index
+        population = name.rpartition("/")[0]
+        placed = next(
+            p for p in self._world._made[population].population._shards if p.shard == shard
+        )
+        return placed.worker, placed.host, Look(shard=shard, index=index)
+
+    def _find_environment(self, path: str) -> tuple[str, str, Look]:
+        kept = self._world._keeping.find(path)
+        if kept is None:
+            known = ", ".join(sorted(self._world._keeping.known))
+            raise InvalidInputError(
+                f"there is no environment {path!r} in this run (there are: {known or 'none'})"
+            )
+        return kept.worker, self._world._keeping.host_of(kept.worker), Look(shard=kept.shard)
+
+    async def _one(self, worker: str, host: str, look: Look) -> tuple[str, Looked]:
+        bus, subjects = self._world._bus, self._world._subjects
+        found = await ask(bus, subjects.worker(worker, "look"), look, Looked, timeout=_WITHIN)
+        return f"{worker} on {host}", found
+
+    async def _whole(self, told: Inspected) -> None:
+        world = self._world
+        for name, made in world._made.items():
+            seen = PopulationSeen(
+                name=name,
+                class_name=made.class_path.rpartition(":")[2],
+                count=made.population.count,
+                people=made.people,
+            )
+            for placed in made.population._shards:
+                seen.workers[placed.worker] = seen.workers.get(placed.worker, 0) + placed.size
+            told.populations.append(seen)
+        told.environments = [
+            EnvironmentSeen(
+                path=kept.path,
+                class_name=kept.class_path.rpartition(":")[2],
+                worker=kept.worker,
+                moved=kept.epoch - 1,
+            )
+            for kept in world._keeping.all_kept
+        ]
+        told.workers = [WorkerSeen(worker=worker, host=host) for worker, host in world.workers] + [
+            WorkerSeen(worker=worker, host=world._keeping.host_of(worker), holds="environments")
+            for worker in world._keeping.workers
+        ]
+        await asyncio.gather(*(self._held(seen) for seen in told.workers[:_MOST_WORKERS]))
+        listens = [
+            Listens(
+                who="scenario",
+                path=one.path,
+                event=one.event,
+                when=one.when,
+                below=one.below,
+            )
+            for one in world.listeners
+        ]
+        for one_worker in told.workers:
+            if one_worker.held is not None:
+                listens += one_worker.held.listens
+                told.listens_left_out += one_worker.held.listens_left_out
+                one_worker.held.listens = []
+        told.listens_left_out += max(0, len(listens) - _MOST_LISTENERS)
+        told.listens = listens[:_MOST_LISTENERS]
+
+    async def _held(self, seen: WorkerSeen) -> None:
+        bus, subjects = self._world._bus, self._world._subjects
+        try:
+            subject = subjects.worker(seen.worker, "held")
+            seen.held = await ask(bus, subject, Look(), Held, timeout=_WITHIN / 2)
+        except (BusError, RemoteError):
+            seen.held = None  # it is busy, or gone: the page says so
