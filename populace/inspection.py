@@ -9,8 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from populace._runtime.looking import shown_attributes, shown_memory
+from populace._runtime.saving import StateStore, read_agent, read_environment
+from populace.commits import last_commit
+from populace.directory import shard_name
 from shared.bus import Bus
 from shared.errors import BusError, InvalidInputError, RemoteError
+from shared.messages.control import SavedPart
 from shared.messages.inspection import (
     EnvironmentSeen,
     Held,
@@ -23,7 +28,7 @@ from shared.messages.inspection import (
     WorkerSeen,
 )
 from shared.service import ask, serve
-from shared.subjects import Subjects
+from shared.subjects import ENVIRONMENT, Subjects
 
 if TYPE_CHECKING:
     from populace.world import World
@@ -59,6 +64,65 @@ async def inspect(
     return await ask(
         bus, subjects.run_owner(run, "inspect"), request, Inspected, timeout=2 * _WITHIN
     )
+
+
+async def stored_agent(bus: Bus, subjects: Subjects, run: str, name: str) -> Looked | None:
+    """What an agent held at the end of the last committed round; also of a run that is over.
+
+    Raises:
+        BusError: it can't be read.
+        CodecError: it was written by another version.
+    """
+    commit = await last_commit(bus, subjects, run)
+    population, _, number = name.rpartition("/")
+    if commit is None or not number.isdecimal():
+        return None
+    made = next((m for m in commit.world["populations"] if m["name"] == population), None)
+    index = int(number)
+    if made is None or index >= sum(made["sizes"]):
+        return None
+    shard = 0
+    while index >= made["sizes"][shard]:
+        index -= made["sizes"][shard]
+        shard += 1
+    part = commit.world["parts"].get(shard_name(population, shard))
+    if part is None:
+        return None
+    store = StateStore(bus, subjects, run, 0)
+    data = await store.read(shard_name(population, shard), SavedPart.model_validate(part))
+    found = await asyncio.to_thread(read_agent, data, index)
+    if found is None:
+        return None
+    attributes, memory = found
+    return Looked(
+        name=name,
+        class_name=made["class_path"].rpartition(":")[2],
+        round=commit.round,
+        attributes=shown_attributes(attributes),
+        **shown_memory(memory),
+    )
+
+
+async def stored_environments(bus: Bus, subjects: Subjects, run: str) -> list[Looked]:
+    """What the environments held at the end of the last committed round.
+
+    Raises:
+        BusError: it can't be read.
+        CodecError: it was written by another version.
+    """
+    commit = await last_commit(bus, subjects, run)
+    if commit is None:
+        return []
+    store = StateStore(bus, subjects, run, 0)
+    found = []
+    for path, class_path, _, _ in commit.world["environments"]:
+        part = commit.world["parts"].get(f"{ENVIRONMENT}{path}")
+        one = Looked(name=path, class_name=class_path.rpartition(":")[2], round=commit.round)
+        if part is not None:
+            data = await store.read(f"{ENVIRONMENT}{path}", SavedPart.model_validate(part))
+            one.attributes = shown_attributes(await asyncio.to_thread(read_environment, data))
+        found.append(one)
+    return found
 
 
 class Inspections:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from populace.errors import ScenarioError
-from shared.bus import NatsBus
+from shared.bus import Bus, NatsBus
 from shared.codec import CONTENT_TYPE, MSGPACK_TYPE, from_public, pack_plain
 from shared.errors import (
     BusUnavailableError,
@@ -261,3 +261,34 @@ async def list_runs(bus: NatsBus, settings: Settings) -> list[RunInfo]:
     bucket = await bus.bucket(settings.subjects.bucket_runs)
     found = [RunInfo.model_validate_json(e.value) for e in await bucket.entries()]
     return sorted(found, key=lambda info: -info.created)
+
+
+async def forget_run(bus: Bus, settings: Settings, run: str) -> None:
+    """Remove all that the broker keeps of a run.
+
+    Raises:
+        BusError: it can't be removed.
+    """
+    subjects = settings.subjects
+    for stream, subject in (
+        (subjects.stream_states, subjects.run_state(run)),
+        (subjects.stream_kept, subjects.model_kept(run)),
+        (subjects.stream_journal, subjects.env_journal(run, ">")),
+        (subjects.stream_events, subjects.env_event(run, "*", ">")),
+        (subjects.stream_runs, subjects.run_results(run)),
+        (subjects.stream_runs, subjects.run_messages(run)),
+        (subjects.stream_models, subjects.model_queue("*", run)),
+        (subjects.stream_runs, subjects.run_status(run)),
+    ):
+        await bus.purge(stream, subject)
+    for name, pattern in (
+        (subjects.bucket_usage, f"{run}.>"),
+        (subjects.bucket_placement, f"{run}.>"),
+        (subjects.bucket_budgets, run),
+        (subjects.bucket_specs, run),
+        (subjects.bucket_specs, f"{run}.>"),
+        (subjects.bucket_runs, run),
+    ):
+        bucket = await bus.bucket(name)
+        for entry in await bucket.entries(pattern):
+            await bucket.delete(entry.key)

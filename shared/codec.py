@@ -224,6 +224,31 @@ def use_plain_codec(codec: Codec) -> None:
     _PLAIN = codec
 
 
+def readable(data: bytes) -> Any:
+    """What bytes of ours hold, for people to read: no class is needed, nothing is made again.
+
+    Objects become dicts with their import path as ``class``; tuples and sets become lists; what is
+    known to packages above alone becomes a word.
+
+    Raises:
+        CodecError: it isn't msgpack.
+    """
+
+    def hook(code: int, inner: bytes) -> Any:
+        if code >= FIRST_FREE_EXTENSION:
+            return "(not shown)"
+        value = readable(inner)
+        if code != _OBJECT:
+            return str(value) if code in (_BIG_INT, _TIMEDELTA) else value
+        path, content = value
+        return {"class": path, **content} if isinstance(content, dict) else content
+
+    try:
+        return msgpack.unpackb(data, ext_hook=hook, strict_map_key=False)
+    except Exception as error:
+        raise CodecError(f"bytes can't be read as msgpack: {error}") from None
+
+
 def pack_plain(value: Any) -> bytes:
     """Msgpack bytes of plain values (control plane, public records)."""
     return _PLAIN.pack(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -83,11 +84,7 @@ class Looking:
             class_name=type(agent).__name__,
             round=shard.round,
             attributes=shown_attributes(state_of(agent)),
-            memory=[
-                {"role": m["role"], "content": m["content"][:_LONGEST]}
-                for m in messages[-_MOST_REMEMBERED:]
-            ],
-            memory_left_out=max(0, len(messages) - _MOST_REMEMBERED),
+            **shown_memory(messages),
             persona=None if persona is None else attributes(persona),
             text=None if persona is None else persona.text,
             under_way=[task.group.method for task in tasks],
@@ -113,6 +110,17 @@ class Looking:
             about=agent.describe(),
             view=view,
         )
+
+
+def shown_memory(messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """The latest messages of a memory, and how many older ones there are."""
+    return {
+        "memory": [
+            {"role": m["role"], "content": m["content"][:_LONGEST]}
+            for m in messages[-_MOST_REMEMBERED:]
+        ],
+        "memory_left_out": max(0, len(messages) - _MOST_REMEMBERED),
+    }
 
 
 def shown_attributes(state: Any) -> list[Attribute]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from populace.agent import Agent
 from populace.errors import StateError
 from shared.bus import Bus
-from shared.codec import Codec, from_public, pack_plain
+from shared.codec import Codec, from_public, pack_plain, readable
 from shared.errors import BusError, CodecError
 from shared.messages import batch
 from shared.messages.control import SavedPart
@@ -208,6 +208,47 @@ def _culprit(shard: Shard, codec: Codec, said: str) -> str:
 
 
 # Unpacking
+def read_agent(data: bytes, index: int) -> tuple[dict[str, Any], list[dict[str, str]]] | None:
+    """What one agent of a packed shard held, in plain terms: attributes, and memory.
+
+    Args:
+        data: as ``pack_shard`` made it.
+        index: the agent's place in the shard.
+
+    Raises:
+        CodecError: the bytes hold something else.
+    """
+    try:
+        _, _, memories, _, content = readable(data)
+        memory = list(memories.get(index, ()))
+        if content[0] == _COLUMNS:
+            attributes = {}
+            for name, packed in zip(content[1], content[2], strict=True):
+                by_agent, values = batch.unpack_argument(packed, str)
+                attributes[name] = values[index] if by_agent else values
+            return attributes, memory
+        row = content[1][index]
+        if row is None or row[0] == _BROKEN:
+            return None
+        state = row[3]
+    except (TypeError, ValueError, IndexError, KeyError) as error:
+        raise CodecError(f"the state of a shard has another shape: {error!r}") from None
+    return (state if isinstance(state, dict) else {"state": state}), memory
+
+
+def read_environment(data: bytes) -> dict[str, Any]:
+    """What a packed environment held, in plain terms.
+
+    Raises:
+        CodecError: the bytes hold something else.
+    """
+    try:
+        state = readable(data)[2]
+    except (TypeError, ValueError, IndexError, KeyError) as error:
+        raise CodecError(f"the state of an environment has another shape: {error!r}") from None
+    return state if isinstance(state, dict) else {"state": state}
+
+
 def unpack_shard(
     shard: Shard, data: bytes, load: Callable[[str, str | None], type[Agent]]
 ) -> list[list[Any]]:

@@ -221,6 +221,29 @@ def check(
         )
 
 
+@app.command("describe")
+def describe_(
+    scenario: File,
+    agents: Agents = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    set_: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a scenario is, and which parameters it takes; nothing is started."""
+    from populace.describing import describe
+
+    settings = quiet_settings()
+    file = _read(scenario, agents, rounds, None, seed, set_)
+    roots = [*settings.roots, Path(file.spec.folder or ".").resolve()]
+    cls, params = load_class(file.spec, CodeLoader(settings.prefixes, roots), file)
+    found = describe(file.spec, cls, params)
+    if as_json:
+        print_json(found)
+    else:
+        show.show_description(found)
+
+
 @app.command("estimate")
 def estimate_(
     scenario: File,

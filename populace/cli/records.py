@@ -12,11 +12,10 @@ import typer
 from populace.cli import show
 from populace.cli.session import FAILED, Json, print_json, quiet_settings, with_bus
 from populace.recorded import compare, results
-from populace.runs import find_run, list_runs
-from shared.bus import Bus, NatsBus
+from populace.runs import find_run, forget_run, list_runs
+from shared.bus import NatsBus
 from shared.errors import InvalidInputError
 from shared.ids import check_token
-from shared.settings import Settings
 
 app = typer.Typer(help="List, show, compare and delete runs.")
 
@@ -93,34 +92,3 @@ def delete(
 
     asyncio.run(with_bus(settings, work))
     typer.echo(f"{run}: deleted")
-
-
-async def forget_run(bus: Bus, settings: Settings, run: str) -> None:
-    """Remove all that the broker keeps of a run.
-
-    Raises:
-        BusError: it can't be removed.
-    """
-    subjects = settings.subjects
-    for stream, subject in (
-        (subjects.stream_states, subjects.run_state(run)),
-        (subjects.stream_kept, subjects.model_kept(run)),
-        (subjects.stream_journal, subjects.env_journal(run, ">")),
-        (subjects.stream_events, subjects.env_event(run, "*", ">")),
-        (subjects.stream_runs, subjects.run_results(run)),
-        (subjects.stream_runs, subjects.run_messages(run)),
-        (subjects.stream_models, subjects.model_queue("*", run)),
-        (subjects.stream_runs, subjects.run_status(run)),
-    ):
-        await bus.purge(stream, subject)
-    for name, pattern in (
-        (subjects.bucket_usage, f"{run}.>"),
-        (subjects.bucket_placement, f"{run}.>"),
-        (subjects.bucket_budgets, run),
-        (subjects.bucket_specs, run),
-        (subjects.bucket_specs, f"{run}.>"),
-        (subjects.bucket_runs, run),
-    ):
-        bucket = await bus.bucket(name)
-        for entry in await bucket.entries(pattern):
-            await bucket.delete(entry.key)

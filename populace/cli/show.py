@@ -21,6 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from populace.models.accounts import Usage
 from populace.runs import Outcome
@@ -41,6 +42,21 @@ err = Console(stderr=True, highlight=False)
 def complain(text: str) -> None:
     """One sentence on standard error."""
     sys.stderr.write(f"populace: {text}\n")
+
+
+def show_description(found: dict[str, Any]) -> None:
+    """What a scenario is."""
+    spec, params = found["spec"], found["params"]
+    out.print(f"{spec['name']}: {found['about']}", markup=False, highlight=False)
+    agents = f"{spec['agents']['count']:,} agents, {spec['rounds']} rounds"
+    out.print(agents, markup=False, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("parameter", "value", "what it is"):
+        table.add_column(name)
+    for name, value in params["values"].items():
+        table.add_row(*map(Text, (name, str(value), params["about"].get(name, ""))))
+    if params["values"]:
+        out.print(table)
 
 
 def number(value: Any) -> str:

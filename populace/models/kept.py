@@ -96,6 +96,23 @@ class KeptAnswers:
             found.setdefault(key, (ModelRequest.from_columns(request), response))
         return found
 
+    async def of_agent(
+        self, run: str, round_number: int, population: str, agent: int
+    ) -> list[tuple[ModelRequest, ModelResponse]]:
+        """What one agent asked in a round, in order, and what was answered.
+
+        All of the round is read for it.
+
+        Raises:
+            BusError: the stream can't be read.
+        """
+        found: dict[Key, tuple[ModelRequest, ModelResponse]] = {}
+        subjects = (self._subjects.model_kept(run, round_number),)
+        async for key, request, response in self._rows(subjects):
+            if key[1] == population and key[2] == agent:
+                found.setdefault(key, (ModelRequest.from_columns(request), response))
+        return [found[key] for key in sorted(found, key=lambda k: k[4])]
+
     async def _rows(
         self, subjects: tuple[str, ...]
     ) -> AsyncIterator[tuple[Key, list[Any], ModelResponse]]:

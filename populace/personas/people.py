@@ -107,7 +107,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _TEMPLATE = "template:"
 
 
-def _templates() -> list[str]:
+def templates() -> list[str]:
+    """Names of the population files that come with Populace."""
     return sorted(path.stem for path in _TEMPLATES.glob("*.yaml"))
 
 
@@ -119,9 +120,9 @@ def find_people(name: str, folder: Path | None, stored: Path) -> str:
     """
     if name.startswith(_TEMPLATE):
         name = name.removeprefix(_TEMPLATE)
-        if name not in _templates():
+        if name not in templates():
             raise InvalidInputError(
-                f"there is no template {name!r} (there are: {', '.join(_templates())})"
+                f"there is no template {name!r} (there are: {', '.join(templates())})"
             )
         return f"{_TEMPLATE}{name}"
     for place in (*([folder / name] if folder is not None else []), stored / f"{name}.parquet"):
@@ -129,7 +130,7 @@ def find_people(name: str, folder: Path | None, stored: Path) -> str:
             return str(place.resolve())
     if (_TEMPLATES / f"{name}.yaml").is_file():
         return f"{_TEMPLATE}{name}"
-    known = sorted({*(p.stem for p in stored.glob("*.parquet")), *_templates()})
+    known = sorted({*(p.stem for p in stored.glob("*.parquet")), *templates()})
     raise InvalidInputError(
         f"there are no people named {name!r}: neither a file beside the scenario, nor stored, nor "
         f"a template (there are: {', '.join(known) or 'none'})"
@@ -176,7 +177,7 @@ def people_path(source: str, roots: Sequence[Path]) -> Path:
     """
     if source.startswith(_TEMPLATE):
         name = source.removeprefix(_TEMPLATE)
-        if name not in _templates():  # a path would lead out of their folder
+        if name not in templates():  # a path would lead out of their folder
             raise InvalidInputError(f"there is no template {name!r}")
         return _TEMPLATES / f"{name}.yaml"
     path = Path(source).resolve()

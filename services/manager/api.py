@@ -2,225 +2,256 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
-from pydantic import BaseModel, ValidationError
 
-from populace.runs import control, manage
-from populace.runs import submit as submit_run
-from shared.errors import BusError, InvalidInputError, PopulaceError, RemoteError
-from shared.ids import check_token
-from shared.messages.control import HostInfo
-from shared.messages.scenario import (
-    ManageRequest,
-    PlannedEvent,
-    ScenarioSpec,
-)
-from shared.service import first_problem
+from populace.interviews import InterviewRequest
+from services.manager import installation
+from services.manager.agents import Filter
+from services.manager.metrics import metrics
+from services.manager.openapi import openapi
+from shared.errors import InvalidInputError
+from shared.messages.persona import EnrichRequest, SampleRequest
+from shared.messages.scenario import PlannedEvent, ScenarioSpec
 
 if TYPE_CHECKING:
     from services.manager.manager import Manager
 
-_ACTIONS = ("cancel", "pause", "resume")
-_LOOKS, _LOOK_EVERY = 30, 0.1
-
-
-class Told(BaseModel):
-    """What came of an action."""
-
-    run: str
-    state: str | None = None
-
-
-# What there is
-def overview(manager: Manager) -> dict[str, Any]:
-    """At a glance."""
-    watcher = manager.watcher
-    hosts = [seen for seen in watcher.hosts.values() if seen.here]
-    running = [info for info in watcher.runs.values() if info.state == "running"]
-    return {
-        "broker": watcher.broker,
-        "looked_at": watcher.looked_at,
-        "hosts": len(hosts),
-        "hosts_gone": sum(not seen.here for seen in watcher.hosts.values()),
-        "cores": sum(seen.info.cores for seen in hosts),
-        "workers": sum(seen.info.workers for seen in hosts),
-        "agents": sum(info.agents for info in running),
-        "runs": len(watcher.runs),
-        "running": len(running),
-        "services": {name: len(held) for name, held in watcher.services.items()},
-        "queued": sum(pool["queued"] for pool in pools(manager)),
-    }
-
-
-def hosts(manager: Manager) -> list[dict[str, Any]]:
-    """Machines that run agents or environments."""
-
-    def row(info: HostInfo, kind: str, here: bool, heard: float) -> dict[str, Any]:
-        return {**info.model_dump(mode="json"), "kind": kind, "here": here, "heard": heard}
-
-    watcher = manager.watcher
-    found = [row(s.info, "agents", s.here, s.heard) for s in watcher.hosts.values()]
-    found += [row(s.info, "environments", s.here, s.heard) for s in watcher.keepers.values()]
-    return sorted(found, key=lambda r: (not r["here"], r["host"], r["kind"]))
-
-
-def runs(manager: Manager, search: str = "") -> list[dict[str, Any]]:
-    """Runs, latest first; those whose name holds a text."""
-    wanted = search.lower()
-    found = [
-        info.model_dump(mode="json")
-        for info in manager.watcher.runs.values()
-        if wanted in info.run.lower() or wanted in info.name.lower() or wanted == info.state
-    ]
-    return sorted(found, key=lambda r: -r["created"])
-
-
-async def run(manager: Manager, name: str) -> dict[str, Any]:
-    """One run: its state, its rounds, the round under way.
-
-    Raises:
-        InvalidInputError: there is none of that name.
-    """
-    info = manager.watcher.runs.get(name)
-    recorded = await manager.recorded(check_token(name, "the run's name"))
-    if info is None and recorded is None:
-        raise InvalidInputError(f"there is no run named {name!r}")
-    progress = manager.watcher.progress.get(name)
-    rows = list(progress.rows.values()) if progress is not None else []
-    if recorded is not None and len(recorded["rounds"]) > len(rows):
-        rows = recorded["rounds"]
-    return {
-        "run": name,
-        "info": info.model_dump(mode="json") if info is not None else None,
-        "rounds": rows,
-        "now": progress.now if progress is not None else {},
-        "manifest": recorded["manifest"] if recorded is not None else None,
-    }
-
-
-def pools(manager: Manager) -> list[dict[str, Any]]:
-    """Model pools, as all model services have them."""
-    found = []
-    for number, told in enumerate(manager.watcher.services.get("models", [])):
-        for name, pool in sorted(told.items()):
-            if isinstance(pool, dict) and "slots" in pool:
-                found.append({"service": number + 1, "pool": name, **pool})
-    return found
-
-
-# What can be done
-async def act(manager: Manager, name: str, action: str, fields: dict[str, Any]) -> Told:
-    """Cancel, pause or resume a run.
-
-    Raises:
-        PopulaceError: that is not possible; the text says why.
-    """
-    bus, settings = manager.bus, manager.settings
-    check_token(name, "the run's name")
-    info = manager.watcher.runs.get(name)
-    if info is None:
-        raise InvalidInputError(f"there is no run named {name!r}")
-    if action == "resume" or (action == "cancel" and info.state == "paused"):
-        rounds = fields.get("rounds")
-        request = ManageRequest.model_validate(
-            {"run": name, "action": action, "rounds": rounds or None}
-        )
-        reply = await manage(bus, settings, request)
-    else:
-        reply = await control(bus, settings, name, "pause" if action == "pause" else "cancel")
-    await manager.watcher.refresh()
-    return Told(run=name, state=reply.state)
-
-
-async def inject(manager: Manager, name: str, event: PlannedEvent) -> Told:
-    """Bring an event into a run.
-
-    Raises:
-        PopulaceError: that is not possible; the text says why.
-    """
-    check_token(name, "the run's name")
-    reply = await control(manager.bus, manager.settings, name, "inject", event=event)
-    return Told(run=name, state=reply.state)
-
-
-async def submit(manager: Manager, spec: ScenarioSpec) -> Told:
-    """Hand a scenario to a director.
-
-    Raises:
-        PopulaceError: it was refused, or nobody answers.
-    """
-    name = await submit_run(manager.bus, manager.settings, spec)
-    await _appear(manager, name)
-    return Told(run=name, state="accepted")
-
-
-async def _appear(manager: Manager, run: str) -> None:
-    """Wait a moment until a director has taken a run that was just stored."""
-    for _ in range(_LOOKS):
-        await manager.watcher.refresh()
-        if run in manager.watcher.runs:
-            return
-        await asyncio.sleep(_LOOK_EVERY)
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+KINDS = ("agents", "environments")
 
 
 def routes(manager: Manager) -> list[web.RouteDef]:
     """The JSON interface."""
+    return [*_looking(manager), *_doing(manager)]
 
-    async def overview_(_: web.Request) -> web.Response:
-        return web.json_response(overview(manager))
 
-    async def hosts_(_: web.Request) -> web.Response:
-        return web.json_response(hosts(manager))
+def _answer(found: Any, status: int = 200) -> web.Response:
+    if hasattr(found, "model_dump"):
+        found = found.model_dump(mode="json")
+    return web.json_response(found, status=status, dumps=dumps)
 
-    async def runs_(request: web.Request) -> web.Response:
-        return web.json_response(runs(manager, request.query.get("search", "")))
 
-    async def run_(request: web.Request) -> web.Response:
-        return web.json_response(await run(manager, request.match_info["run"]))
+def dumps(value: Any) -> str:
+    """JSON; numbers that it lacks become null."""
+    from shared.codec import to_json
 
-    async def pools_(_: web.Request) -> web.Response:
-        return web.json_response(pools(manager))
+    return to_json(value).decode()
 
-    async def act_(request: web.Request) -> web.Response:
-        name, action = request.match_info["run"], request.match_info["action"]
-        told = await act(manager, name, action, await _fields(request))
-        manager.audit(request, action, name)
-        return web.json_response(told.model_dump())
 
-    async def inject_(request: web.Request) -> web.Response:
-        name = request.match_info["run"]
-        event = PlannedEvent.model_validate(await _fields(request))
-        told = await inject(manager, name, event)
-        manager.audit(request, f"inject {event.name}", name)
-        return web.json_response(told.model_dump())
+def filters_of(query: Any) -> list[Filter]:
+    """Conditions as an address holds them: ``column``, ``op`` and ``value``, each repeated."""
+    rows = zip(
+        query.getall("column", []), query.getall("op", []), query.getall("value", []), strict=False
+    )
+    return [Filter(column, op, value) for column, op, value in rows if column and value != ""]
 
-    async def submit_(request: web.Request) -> web.Response:
-        told = await submit(manager, ScenarioSpec.model_validate(await _fields(request)))
-        manager.audit(request, "submit", told.run)
-        return web.json_response(told.model_dump(), status=201)
 
-    async def openapi_(_: web.Request) -> web.Response:
+def number_of(query: Any, name: str, default: int = 0) -> int:
+    """A whole number of an address.
+
+    Raises:
+        InvalidInputError: it is none, or below 0.
+    """
+    text = query.get(name, "") or str(default)
+    if not text.isdecimal() or len(text) > 12:
+        raise InvalidInputError(f"{name} must be a whole number, not {text!r}")
+    return int(text)
+
+
+def _looking(manager: Manager) -> list[web.RouteDef]:
+    async def overview(_: web.Request) -> web.Response:
+        return _answer(installation.overview(manager))
+
+    async def hosts(_: web.Request) -> web.Response:
+        return _answer(installation.hosts(manager))
+
+    async def host(request: web.Request) -> web.Response:
+        lines = min(1000, number_of(request.query, "lines", 100))
+        name, kind = request.match_info["host"], request.match_info["kind"]
+        return _answer(await manager.hosting.detail(name, kind, lines))
+
+    async def runs(request: web.Request) -> web.Response:
+        return _answer(installation.runs(manager, request.query.get("search", "")))
+
+    async def run(request: web.Request) -> web.Response:
+        return _answer(await installation.run(manager, request.match_info["run"]))
+
+    async def usage(request: web.Request) -> web.Response:
+        run = request.match_info["run"]
+        return _answer(await installation.usage(manager, [run]))
+
+    async def agents(request: web.Request) -> web.Response:
+        query = request.query
+        found = await manager.agents.page(
+            request.match_info["run"],
+            query.get("population", ""),
+            filters_of(query),
+            query.get("sort", ""),
+            number_of(query, "start"),
+        )
+        return _answer(found)
+
+    async def agent(request: web.Request) -> web.Response:
+        return _answer(await manager.agents.one(request.match_info["run"], _agent(request)))
+
+    async def exchanges(request: web.Request) -> web.Response:
+        run = request.match_info["run"]
+        return _answer(await manager.agents.exchanges(run, _agent(request)))
+
+    async def environments(request: web.Request) -> web.Response:
+        return _answer(await manager.environments.tree(request.match_info["run"]))
+
+    async def environment(request: web.Request) -> web.Response:
+        match = request.match_info
+        return _answer(await manager.environments.one(match["run"], match["path"]))
+
+    async def files(request: web.Request) -> web.Response:
+        return _answer(manager.records.files(request.match_info["run"]))
+
+    async def compare(request: web.Request) -> web.Response:
+        match = request.match_info
+        return _answer(await manager.records.compare(match["run"], match["other"]))
+
+    async def pools(_: web.Request) -> web.Response:
+        return _answer(installation.pools(manager))
+
+    async def people(_: web.Request) -> web.Response:
+        return _answer(await manager.people.all())
+
+    async def some_people(request: web.Request) -> web.Response:
+        seed = number_of(request.query, "seed")
+        return _answer(await manager.people.one(request.match_info["name"], seed))
+
+    async def scenarios(_: web.Request) -> web.Response:
+        return _answer(await manager.scenarios.all())
+
+    async def scenario(request: web.Request) -> web.Response:
+        return _answer(await manager.scenarios.describe(request.match_info["file"]))
+
+    async def described(_: web.Request) -> web.Response:
         return web.json_response(openapi())
 
     async def metrics_(_: web.Request) -> web.Response:
         return web.Response(text=metrics(manager), content_type="text/plain")
 
     return [
-        web.get("/api/overview", overview_),
-        web.get("/api/hosts", hosts_),
-        web.get("/api/runs", runs_),
-        web.post("/api/runs", submit_),
-        web.get("/api/runs/{run}", run_),
-        web.post(f"/api/runs/{{run}}/{{action:{'|'.join(_ACTIONS)}}}", act_),
-        web.post("/api/runs/{run}/events", inject_),
-        web.get("/api/pools", pools_),
-        web.get("/api/openapi.json", openapi_),
+        web.get("/api/overview", overview),
+        web.get("/api/hosts", hosts),
+        web.get(f"/api/hosts/{{host}}/{{kind:{'|'.join(KINDS)}}}", host),
+        web.get("/api/runs", runs),
+        web.get("/api/runs/{run}", run),
+        web.get("/api/runs/{run}/usage", usage),
+        web.get("/api/runs/{run}/agents", agents),
+        web.get("/api/runs/{run}/agents/{population}/{number}", agent),
+        web.get("/api/runs/{run}/agents/{population}/{number}/exchanges", exchanges),
+        web.get("/api/runs/{run}/environments", environments),
+        web.get("/api/runs/{run}/environments/{path}", environment),
+        web.get("/api/runs/{run}/files", files),
+        web.get("/api/runs/{run}/compare/{other}", compare),
+        web.get("/api/pools", pools),
+        web.get("/api/people", people),
+        web.get("/api/people/{name}", some_people),
+        web.get("/api/scenarios", scenarios),
+        web.get("/api/scenarios/{file:.+}", scenario),
+        web.get("/api/openapi.json", described),
         web.get("/metrics", metrics_),
+    ]
+
+
+def _agent(request: web.Request) -> str:
+    return f"{request.match_info['population']}/{request.match_info['number']}"
+
+
+def _doing(manager: Manager) -> list[web.RouteDef]:
+    async def act(request: web.Request) -> web.Response:
+        name, action = request.match_info["run"], request.match_info["action"]
+        told = await installation.act(manager, name, action, await _fields(request))
+        manager.audit(request, action, name)
+        return _answer(told)
+
+    async def inject(request: web.Request) -> web.Response:
+        name = request.match_info["run"]
+        event = PlannedEvent.model_validate(await _fields(request))
+        told = await installation.inject(manager, name, event)
+        manager.audit(request, f"inject {event.name}", name)
+        return _answer(told)
+
+    async def interview(request: web.Request) -> web.Response:
+        name = request.match_info["run"]
+        asked = InterviewRequest.model_validate(await _fields(request))
+        told = await manager.interviews.ask(name, asked)
+        manager.audit(request, f"interview {', '.join(asked.agents[:5])}", name)
+        return _answer(told)
+
+    async def submit(request: web.Request) -> web.Response:
+        spec = ScenarioSpec.model_validate(await _fields(request))
+        told = await installation.submit(manager, spec)
+        manager.audit(request, "submit", told.run)
+        return _answer(told, 201)
+
+    async def clean_up(request: web.Request) -> web.Response:
+        name = request.match_info["run"]
+        told = await manager.hosting.clean_up(name, (await _fields(request)).get("host"))
+        manager.audit(request, "clean up", name)
+        return _answer(told)
+
+    async def delete(request: web.Request) -> web.Response:
+        name = request.match_info["run"]
+        await manager.records.delete(name)
+        manager.audit(request, "delete", name)
+        return _answer({"run": name})
+
+    async def change(request: web.Request) -> web.Response:
+        host, kind = request.match_info["host"], request.match_info["kind"]
+        fields = await _fields(request)
+        told = await manager.hosting.change(
+            host, kind, fields.get("draining"), fields.get("per_run")
+        )
+        manager.audit(request, f"change {json.dumps(fields)}", host)
+        return _answer(told)
+
+    async def stop(request: web.Request) -> web.Response:
+        host, kind = request.match_info["host"], request.match_info["kind"]
+        worker = str((await _fields(request)).get("worker", ""))
+        told = await manager.hosting.stop_worker(host, kind, worker)
+        manager.audit(request, f"stop {worker}", host)
+        return _answer(told)
+
+    async def write(request: web.Request) -> web.Response:
+        asked = EnrichRequest.model_validate(await _fields(request))
+        told = await manager.people.write(asked)
+        manager.audit(request, "write people", asked.name)
+        return _answer(told, 202)
+
+    async def draw(request: web.Request) -> web.Response:
+        asked = SampleRequest.model_validate(await _fields(request))
+        told = await manager.people.draw(asked)
+        manager.audit(request, "draw people", str(asked.store))
+        return _answer(told, 201)
+
+    async def cancel_writing(request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        told = await manager.people.cancel(name)
+        manager.audit(request, "stop writing people", name)
+        return _answer(told)
+
+    host = f"/api/hosts/{{host}}/{{kind:{'|'.join(KINDS)}}}"
+    return [
+        web.post("/api/runs", submit),
+        web.post(f"/api/runs/{{run}}/{{action:{'|'.join(installation.ACTIONS)}}}", act),
+        web.post("/api/runs/{run}/events", inject),
+        web.post("/api/runs/{run}/interview", interview),
+        web.post("/api/runs/{run}/clean-up", clean_up),
+        web.delete("/api/runs/{run}", delete),
+        web.post(f"{host}/change", change),
+        web.post(f"{host}/stop", stop),
+        web.post("/api/people/write", write),
+        web.post("/api/people/draw", draw),
+        web.post("/api/people/{name}/cancel", cancel_writing),
     ]
 
 
@@ -234,101 +265,3 @@ async def _fields(request: web.Request) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InvalidInputError("the request's body must be a JSON object")
     return found
-
-
-@web.middleware
-async def errors_as_json(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Turn what is wrong with a request into an answer."""
-    try:
-        response: web.StreamResponse = await handler(request)
-        return response
-    except ValidationError as error:
-        status, why = 422, first_problem(error)
-    except (InvalidInputError, RemoteError) as error:
-        status, why = 422, str(error)
-    except BusError as error:
-        status, why = 503, f"the broker or a service does not answer: {error}"
-    except PopulaceError as error:
-        status, why = 500, str(error)
-    if request.path.startswith("/api/"):
-        return web.json_response({"error": why}, status=status)
-    return web.Response(status=status, text=f"{why}\n")
-
-
-def openapi() -> dict[str, Any]:
-    """The description of the interface."""
-
-    def got(what: str) -> dict[str, Any]:
-        return {"get": {"summary": what, "responses": {"200": {"description": what}}}}
-
-    def done(what: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        answers = {"200": {"description": what}, "422": {"description": "not possible; says why"}}
-        found: dict[str, Any] = {"summary": what, "responses": answers}
-        if body is not None:
-            found["requestBody"] = {"content": {"application/json": {"schema": body}}}
-        return {"post": found}
-
-    scenario = ScenarioSpec.model_json_schema(ref_template="#/components/schemas/{model}")
-    parts = scenario.pop("$defs", {})
-    rounds = {"type": "object", "properties": {"rounds": {"type": "integer"}}}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Populace manager", "version": "1"},
-        "components": {
-            "schemas": {**parts, "ScenarioSpec": scenario},
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{"token": []}],
-        "paths": {
-            "/api/overview": got("hosts, workers, agents, runs, queues, broker, at a glance"),
-            "/api/hosts": got("machines that run agents or environments"),
-            "/api/pools": got("model pools: slots, queue, latency, failures"),
-            "/api/runs": {
-                **got("runs, latest first; ?search= in names and states"),
-                **done("start a run", {"$ref": "#/components/schemas/ScenarioSpec"}),
-            },
-            "/api/runs/{run}": got("a run's state, rounds, manifest"),
-            "/api/runs/{run}/cancel": done("end a run"),
-            "/api/runs/{run}/pause": done("stop a run where it is"),
-            "/api/runs/{run}/resume": done("go on with a run", rounds),
-            "/api/runs/{run}/events": done(
-                "bring an event into a run", {"$ref": "#/components/schemas/PlannedEvent"}
-            ),
-            "/metrics": got("the same for Prometheus"),
-        },
-    }
-
-
-def metrics(manager: Manager) -> str:
-    """What Prometheus takes."""
-    told = overview(manager)
-    lines = []
-
-    def gauge(name: str, about: str, values: dict[str, float]) -> None:
-        lines.append(f"# HELP populace_{name} {about}")
-        lines.append(f"# TYPE populace_{name} gauge")
-        lines.extend(f"populace_{name}{labels} {value:g}" for labels, value in values.items())
-
-    gauge("broker_up", "Whether the broker answers.", {"": float(told["broker"] == "up")})
-    for name, about in (
-        ("hosts", "Agent hosts that are there."),
-        ("workers", "Worker processes that runs have."),
-        ("agents", "Agents of runs under way."),
-        ("queued", "Messages of prompts that wait or are under way."),
-    ):
-        gauge(name, about, {"": float(told[name])})
-    states: dict[str, float] = {}
-    for info in manager.watcher.runs.values():
-        label = f'{{state="{info.state}"}}'
-        states[label] = states.get(label, 0.0) + 1
-    gauge("runs", "Runs on record, by state.", states)
-    services = {f'{{service="{n}"}}': float(count) for n, count in told["services"].items()}
-    gauge("services", "Instances that answer.", services)
-    for part in ("slots", "under_way", "answered", "failed"):
-        values = {
-            f'{{pool="{p["pool"]}",service="{p["service"]}"}}': float(p.get(part) or 0)
-            for p in pools(manager)
-        }
-        gauge(f"pool_{part}", f"Of a model pool: {part.replace('_', ' ')}.", values)
-    lines.append(f"# generated at {time.time():.0f}")
-    return "\n".join(lines) + "\n"

@@ -9,16 +9,28 @@ import secrets
 import sys
 import time
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from populace.personas.people import find_people
 from populace.recorded import results
+from populace.runs import find_spec
 from services.manager import api, pages
+from services.manager.agents import AgentBook
 from services.manager.auth import Doorkeeper, who
+from services.manager.environments import EnvironmentBook
+from services.manager.hosting import Hosting
+from services.manager.interviews import InterviewBook
+from services.manager.people import PeopleBook
+from services.manager.records import RecordBook
+from services.manager.scenarios import ScenarioBook
 from services.manager.watcher import Watcher
 from shared.errors import InvalidInputError, PopulaceError
+from shared.ids import check_token
 from shared.logs import get_logger
+from shared.messages.scenario import ScenarioSpec
 from shared.service import ServiceContext
 from shared.streams import ensure_streams
 
@@ -29,7 +41,7 @@ _MOST_BODY = 4 << 20
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; "
-        "style-src 'self' 'unsafe-inline'; img-src 'self' data:"
+        "style-src 'self' 'unsafe-inline'; img-src 'self' data:; object-src 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
@@ -45,6 +57,13 @@ class Manager:
         self.settings = context.settings
         self.bus = context.bus
         self.watcher = Watcher(context.bus, context.settings.subjects)
+        self.agents = AgentBook(self)
+        self.environments = EnvironmentBook(self)
+        self.hosting = Hosting(self)
+        self.interviews = InterviewBook(self)
+        self.people = PeopleBook(self)
+        self.records = RecordBook(self)
+        self.scenarios = ScenarioBook(self)
         token = context.settings.manager_token
         self.made_token = None if token is not None else secrets.token_urlsafe(24)
         reader = context.settings.manager_reader_token
@@ -53,7 +72,14 @@ class Manager:
             reader.get_secret_value() if reader is not None else None,
         )
         self._recorded: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._specs: OrderedDict[str, ScenarioSpec] = OrderedDict()
         self._audit = context.settings.home / "audit.jsonl"
+
+    # Runs
+    def is_live(self, run: str) -> bool:
+        """Whether a run is under way."""
+        info = self.watcher.runs.get(run)
+        return info is not None and info.state in ("accepted", "running")
 
     async def recorded(self, run: str) -> dict[str, Any] | None:
         """Manifest and rounds of a run that is over and was recorded on this machine."""
@@ -72,9 +98,48 @@ class Manager:
         found = results(run, self.settings)
         return {"manifest": found.manifest, "rounds": found.rounds}
 
-    def forget_recorded(self, run: str) -> None:
-        """A run goes on, or was removed: what was read of it counts no more."""
+    async def spec(self, run: str) -> ScenarioSpec | None:
+        """A run's scenario, if the broker or the run's files still hold it.
+
+        Raises:
+            BusError: the broker does not answer.
+        """
+        held = self._specs.get(run)
+        if held is None:
+            try:
+                held = await find_spec(self.bus, self.settings, check_token(run, "the run's name"))
+            except InvalidInputError:
+                recorded = await self.recorded(run)
+                scenario = recorded and recorded["manifest"].get("scenario")
+                if not scenario:
+                    return None
+                held = ScenarioSpec.model_validate(scenario)
+            self._specs[run] = held
+            while len(self._specs) > _RECORDED_HELD:
+                self._specs.popitem(last=False)
+        return held
+
+    async def people_source(self, spec: ScenarioSpec) -> str:
+        """Where the personas of a scenario's agents are.
+
+        Raises:
+            InvalidInputError: there are none of that name.
+        """
+        folder = Path(spec.folder) if spec.folder else None
+        name = str(spec.agents.personas)
+        return await asyncio.to_thread(find_people, name, folder, self.settings.personas_dir)
+
+    def changed(self, run: str) -> None:
+        """Something was done to a run: what was read of it counts no more."""
         self._recorded.pop(run, None)
+        self._specs.pop(run, None)
+
+    def forget(self, run: str) -> None:
+        """A run was deleted."""
+        self.changed(run)
+        self.agents.forget(run)
+        self.interviews.forget(run)
+        self.watcher.forget(run)
 
     def audit(self, request: web.Request, action: str, what: str) -> None:
         """Note who did what, in ``audit.jsonl`` below POPULACE_HOME and in the log."""
@@ -86,7 +151,7 @@ class Manager:
             "action": action,
             "what": what,
         }
-        self.forget_recorded(what)
+        self.changed(what)
         _log.info("action", **{k: v for k, v in told.items() if k != "time"})
         try:
             self._audit.parent.mkdir(parents=True, exist_ok=True)
@@ -95,6 +160,7 @@ class Manager:
         except OSError as error:
             _log.error("the audit log can't be written", error=str(error))
 
+    # The server
     def app(self) -> web.Application:
         """The web application."""
 
@@ -106,12 +172,13 @@ class Manager:
                     response.headers.setdefault(name, value)
             return response
 
+        rendering = pages.Rendering(self)
         app = web.Application(
             client_max_size=_MOST_BODY,
-            middlewares=[headers, self.doors.middleware(), api.errors_as_json],
+            middlewares=[headers, self.doors.middleware(), pages.problems(rendering)],
         )
         app.add_routes(api.routes(self))
-        app.add_routes(pages.routes(self))
+        app.add_routes(pages.routes(rendering))
         return app
 
     def _tell_token(self, place: str, token: str) -> None:
@@ -143,7 +210,7 @@ class Manager:
             ) from None
         place = f"http://{runner.addresses[0][0]}:{runner.addresses[0][1]}"
         await self.context.announce(
-            "A web page over hosts, runs and models",
+            "A web page over hosts, runs, agents and models",
             metadata={"address": place},
             stats=lambda: {"address": place, "runs": len(self.watcher.runs)},
         )

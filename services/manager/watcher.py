@@ -65,6 +65,11 @@ class Watcher:
         self.progress: OrderedDict[str, Progress] = OrderedDict()
         self.services: dict[str, list[dict[str, Any]]] = {}
         """By kind of service: what each instance says of itself."""
+        self.rates: dict[tuple[int, str], float] = {}
+        """Answers a second, by model service (in their order) and pool."""
+        self._counts: dict[tuple[int, str], tuple[float, int]] = {}
+        self.problem = ""
+        """Why the last look came to nothing, if it did."""
         self.version = 0
         """One more whenever something has changed."""
         self.looked_at = 0.0
@@ -85,9 +90,11 @@ class Watcher:
         before = ""
         try:
             while True:
-                with contextlib.suppress(BusError):
+                try:
                     await self._look()
-                    self.looked_at = time.time()
+                    self.looked_at, self.problem = time.time(), ""
+                except BusError as error:
+                    self.problem = str(error)
                 told = f"{self.broker}{self._digest()}"
                 if told != before:
                     before = told
@@ -102,6 +109,11 @@ class Watcher:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), timeout)
         return self.version
+
+    def forget(self, run: str) -> None:
+        """A run was deleted."""
+        self.progress.pop(run, None)
+        self.runs.pop(run, None)
 
     async def refresh(self) -> None:
         """Look at once: something was done that whoever did it wants to see.
@@ -184,7 +196,22 @@ class Watcher:
                 number += 1
                 with contextlib.suppress(BusError):
                     self.services[name] = await self._ask_all(name, number)
+                    if name == "models":
+                        self._reckon()
             await asyncio.sleep(_STATES_EVERY)
+
+    def _reckon(self) -> None:
+        """How fast pools answer: since the last look, or the one before if that was just now."""
+        now = time.monotonic()
+        for place, told in enumerate(self.services["models"]):
+            for name, pool in told.items():
+                if not isinstance(pool, dict) or "answered" not in pool:
+                    continue
+                key, count = (place, name), int(pool["answered"])
+                at, before = self._counts.get(key, (now, count))
+                if now - at > 0.5:
+                    self.rates[key] = max(0, count - before) / (now - at)
+                self._counts[key] = (now, count)
 
     async def _ask_all(self, name: str, number: int) -> list[dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}

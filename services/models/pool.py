@@ -33,6 +33,8 @@ _log = get_logger(__name__)
 ACK_WAIT = 20.0
 STILL_AT_WORK = 6.0
 _MAX_DELIVERIES = 5
+_EXAMPLE = 500
+"""Characters of a failure that are shown as an example of its kind."""
 _MOST_MESSAGES = 64
 _PER_MESSAGE = 8
 _REMEMBER = 30.0
@@ -110,6 +112,9 @@ class Pool:
             backend.on_pressure = self._pressed
         self.answered = 0
         self.failed = 0
+        self.tokens_in = self.tokens_out = 0
+        self.failures: dict[str, dict[str, Any]] = {}
+        """By kind: how many, what the last one said, and when."""
         self.pressed = 0
         """Attempts that ended with a 429 or a time-out."""
         self.queued, self.oldest = 0, 0.0
@@ -260,12 +265,24 @@ class Pool:
                 request.number, backend=self.backend.name, error_kind="internal", error=text
             )
         if response.error_kind:
-            self.failed += 1
+            self._note_failure(response)
         else:
             self.answered += 1
+            self.tokens_in += response.tokens_in
+            self.tokens_out += response.tokens_out
             if response.seconds:
                 self.latencies.append(response.seconds)
         self._answered(lot, request, response)
+
+    def _note_failure(self, response: ModelResponse) -> None:
+        self.failed += 1
+        kind = response.error_kind
+        before = self.failures.get(kind, {"count": 0})
+        self.failures[kind] = {
+            "count": before["count"] + 1,
+            "example": response.error[:_EXAMPLE],
+            "time": time.time(),
+        }
 
     # Handing on what can't be asked here
     def _turned_away(self, lot: _Lot, request: ModelRequest) -> None:
@@ -449,6 +466,12 @@ class Pool:
             if ordered
             else {},
             "waited_for_limits": round(limiter.waited, 3) if limiter is not None else 0.0,
+            "model": self.spec.model or "",
+            "endpoints": self.spec.endpoints,
+            "limits": self.spec.limits.model_dump(exclude_none=True) if self.spec.limits else {},
+            "tokens_in": self.tokens_in,
+            "tokens_out": self.tokens_out,
+            "failures": self.failures,
         }
 
     async def finish(self, within: float) -> None:

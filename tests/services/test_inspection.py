@@ -175,7 +175,9 @@ async def test_a_drained_host_gives_its_agents_to_others(
         manifest = results(run, settings).manifest
         assert any("is drained" in reason for reason in manifest["workers_lost"])
         # A run that begins now is given none of its workers.
-        other = await begin(bus, services, {**fields, "run": unique("r"), "agents": {"count": 8}}, 1)
+        other = await begin(
+            bus, services, {**fields, "run": unique("r"), "agents": {"count": 8}}, 1
+        )
         whole = await look(bus, services, other)
         assert {w.host for w in whole.workers if w.holds == "agents"} == {second_host}
     finally:

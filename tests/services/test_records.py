@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from populace.cli.records import forget_run
 from populace.cli.sweeping import Sweep, table
 from populace.errors import ScenarioError
 from populace.models.backends.scripted import _fill
 from populace.recorded import RecordedRun, compare, results
-from populace.runs import Outcome, find_run, find_spec
+from populace.runs import Outcome, find_run, find_spec, forget_run
 from populace.scenario_file import read_scenario
 from populace.sweep import read_sweep
 from services.recorder.events import EventTable

@@ -1,0 +1,488 @@
+"""Agents of runs: what is known of each, in pages; and one of them from all sides.
+
+What agents answered is read from the run's files, of runs under way from the parts that the
+recorder has written. A run's index (the last answer of each agent, with sums) is made once and kept
+while the files stay as they are; pages, filters and orders are taken from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from populace.inspection import inspect, stored_agent
+from populace.models.kept import KeptAnswers
+from populace.personas.people import attributes, load_people
+from shared.errors import BusError, CodecError, InvalidInputError, PopulaceError, RemoteError
+from shared.logs import get_logger
+
+if TYPE_CHECKING:
+    from services.manager.manager import Manager
+
+_log = get_logger(__name__)
+
+PAGE = 50
+"""Agents on a page."""
+MOST_ANSWERS = 500
+MOST_EXCHANGES = 100
+_INDEXES_HELD = 4
+_EXCHANGES_WITHIN = 10.0
+_KNOWN = (
+    "run",
+    "round",
+    "population",
+    "agent",
+    "method",
+    "call",
+    "value",
+    "answer",
+    "error",
+    "message",
+    "tokens",
+    "tokens_out",
+    "seconds",
+    "model",
+    "backend",
+)
+_TAKEN = ("round", "population", "agent", "method", "value", "answer", "error", "message")
+_SUMS = ("answers", "failed", "tokens")
+OPERATORS = ("=", "≠", "<", "≤", ">", "≥", "contains")
+Operator = Literal["=", "≠", "<", "≤", ">", "≥", "contains"]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A condition on a column."""
+
+    column: str
+    operator: str
+    value: str
+
+
+@dataclass
+class Index:
+    """The last answer of each agent of a run."""
+
+    table: pa.Table
+    """By population and agent; then the columns of the answer, sums, and persona columns."""
+    stamp: Any
+    """What the files were like."""
+    personas: list[str]
+    """Names of the persona columns."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Agents by population."""
+
+
+@dataclass
+class _Sums:
+    """Of one population, while an index is made."""
+
+    seen: Any = field(default_factory=lambda: np.zeros(0, bool))
+    counts: dict[str, Any] = field(
+        default_factory=lambda: {name: np.zeros(0, np.int64) for name in _SUMS}
+    )
+
+    def grow(self, size: int) -> None:
+        """Have room for so many agents."""
+        if size > len(self.seen):
+            more = size - len(self.seen)
+            self.seen = np.concatenate([self.seen, np.zeros(more, bool)])
+            for name, held in self.counts.items():
+                self.counts[name] = np.concatenate([held, np.zeros(more, np.int64)])
+
+
+def answer_files(folder: Path) -> list[Path]:
+    """The files that hold a run's answers, oldest first."""
+    whole = folder / "answers.parquet"
+    return [whole] if whole.exists() else sorted((folder / "answers.parts").glob("*.parquet"))
+
+
+def _stamp(files: list[Path]) -> Any:
+    return tuple((str(f), (s := f.stat()).st_mtime_ns, s.st_size) for f in files)
+
+
+def make_index(files: list[Path]) -> Index:
+    """Read files, from the last row to the first; memory grows with agents, not with answers.
+
+    Raises:
+        InvalidInputError: a file can't be read.
+    """
+    stamp = _stamp(files)
+    sums: dict[str, _Sums] = {}
+    pieces: list[pa.Table] = []
+    try:
+        for file in reversed(files):
+            with pq.ParquetFile(file) as parquet:
+                names = parquet.schema_arrow.names
+                wanted = [*_TAKEN, *(n for n in names if n not in _KNOWN)]
+                for group in reversed(range(parquet.num_row_groups)):
+                    rows = _latest_of_group(parquet, group, sums)
+                    if len(rows):
+                        whole = parquet.read_row_group(group, columns=wanted)
+                        pieces.append(_texts(whole.take(pa.array(rows))))
+    except (OSError, pa.ArrowInvalid) as error:
+        raise InvalidInputError(f"the answers can't be read: {error}") from None
+    table = pa.concat_tables(pieces, promote_options="permissive") if pieces else None
+    if table is None:
+        return Index(pa.table({"population": [], "agent": []}), stamp, [])
+    agents = table["agent"].to_numpy()
+    populations = table["population"].combine_chunks().dictionary_encode()
+    codes = populations.indices.to_numpy(zero_copy_only=False)
+    for name in _SUMS:
+        column = np.zeros(len(agents), np.int64)
+        for code, population in enumerate(populations.dictionary.to_pylist()):
+            here = codes == code
+            column[here] = sums[population].counts[name][agents[here]]
+        table = table.append_column(name, pa.array(column))
+    table = table.sort_by([("population", "ascending"), ("agent", "ascending")]).combine_chunks()
+    personas = [n for n in table.column_names if n not in (*_KNOWN, *_SUMS)]
+    sizes = {name: int(one.seen.size) for name, one in sorted(sums.items())}
+    return Index(table, stamp, personas, sizes)
+
+
+def _texts(table: pa.Table) -> pa.Table:
+    """The table with texts as texts, which can be put into order."""
+    for place, one in enumerate(table.schema):
+        if pa.types.is_dictionary(one.type):
+            table = table.set_column(place, one.name, table[one.name].cast(pa.string()))
+    return table
+
+
+def _latest_of_group(parquet: pq.ParquetFile, group: int, sums: dict[str, _Sums]) -> Any:
+    """Rows of a row group that are the last of their agents; all of its rows are summed up."""
+    columns = ["population", "agent", "error", "tokens"]
+    part = parquet.read_row_group(group, columns=columns).combine_chunks()
+    populations = part["population"].combine_chunks().dictionary_encode()
+    codes = populations.indices.to_numpy(zero_copy_only=False)
+    agents = part["agent"].to_numpy()
+    failed = part["error"].is_valid().to_numpy()
+    tokens = pc.fill_null(part["tokens"], 0).to_numpy()
+    found = []
+    for code, population in enumerate(populations.dictionary.to_pylist()):
+        held = sums.setdefault(population, _Sums())
+        rows = np.flatnonzero(codes == code)
+        who = agents[rows]
+        size = int(who.max()) + 1
+        held.grow(size)
+        for name, weights in (("answers", ~failed), ("failed", failed), ("tokens", tokens)):
+            counted = np.bincount(who, weights=weights[rows], minlength=size)
+            held.counts[name][:size] += counted.astype(np.int64)
+        last = np.full(size, -1, np.int64)
+        last[who] = rows  # of several rows of one agent, the last one stays
+        new = (last >= 0) & ~held.seen[:size]
+        found.append(last[new])
+        held.seen[:size] |= new
+    return np.sort(np.concatenate(found)) if found else np.zeros(0, np.int64)
+
+
+def select(
+    index: Index,
+    population: str,
+    filters: list[Filter],
+    sort: str,
+    start: int,
+    *,
+    size: int = PAGE,
+) -> dict[str, Any]:
+    """One page of agents.
+
+    Args:
+        index: the run's.
+        population: whose; empty: all.
+        filters: conditions that all hold.
+        sort: a column, with ``-`` before it for the largest first.
+        start: number of the first one on the page.
+        size: how many.
+
+    Raises:
+        InvalidInputError: there is no such column, or a value can't be compared with it.
+    """
+    table = index.table
+    if population:
+        table = table.filter(pc.equal(table["population"], population))
+    for one in filters:
+        table = table.filter(_mask(table, one))
+    name = sort.removeprefix("-")
+    if name and table.num_rows:
+        if name not in table.column_names:
+            raise InvalidInputError(f"there is no column {name!r}")
+        order = "descending" if sort.startswith("-") else "ascending"
+        # A page is all that is needed of the order, and equal values stay in the agents' order.
+        keys = [(name, order), ("population", "ascending"), ("agent", "ascending")]
+        best = pc.select_k_unstable(table, min(start + size, table.num_rows), keys)
+        rows = table.take(best[start:])
+    else:
+        rows = table.slice(start, size)
+    return {
+        "matching": table.num_rows,
+        "total": index.table.num_rows,
+        "start": start,
+        "columns": [n for n in table.column_names if n not in ("message",)],
+        "personas": index.personas,
+        "rows": rows.to_pylist(),
+    }
+
+
+def _mask(table: pa.Table, wanted: Filter) -> Any:
+    if wanted.column not in table.column_names:
+        known = ", ".join(table.column_names)
+        raise InvalidInputError(f"there is no column {wanted.column!r} (there are: {known})")
+    if wanted.operator not in OPERATORS:
+        raise InvalidInputError(f"conditions are one of {' '.join(OPERATORS)}")
+    column = table[wanted.column]
+    if wanted.operator == "contains":
+        text = pc.cast(column, pa.string())
+        return pc.fill_null(pc.match_substring(text, wanted.value, ignore_case=True), False)
+    value: Any = wanted.value
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        try:
+            value = float(wanted.value)
+        except ValueError:
+            raise InvalidInputError(
+                f"{wanted.column} holds numbers, and {wanted.value!r} is none"
+            ) from None
+    elif pa.types.is_boolean(column.type):
+        value = wanted.value.strip().lower() in ("true", "yes", "1")
+    elif wanted.operator not in ("=", "≠"):
+        raise InvalidInputError(f"{wanted.column} holds texts, which have no order: use = or ≠")
+    compare = {
+        "=": pc.equal,
+        "≠": pc.not_equal,
+        "<": pc.less,
+        "≤": pc.less_equal,
+        ">": pc.greater,
+        "≥": pc.greater_equal,
+    }[wanted.operator]
+    return pc.fill_null(compare(column, value), False)
+
+
+def by_group(files: list[Path], column: str, most: int = 12) -> dict[str, Any]:
+    """The mean of the answers' numbers by round and by the value of a persona column.
+
+    Returns:
+        ``{"rounds": [...], "lines": {value: [mean or None, ...]}}``.
+
+    Raises:
+        InvalidInputError: no file has such a column.
+    """
+    tables = []
+    for file in files:
+        if column in pq.read_schema(file).names:
+            tables.append(pq.read_table(file, columns=["round", column, "value"]))
+    if not tables:
+        raise InvalidInputError(f"no answers have a column {column!r}")
+    table = pa.concat_tables(tables, promote_options="permissive")
+    table = table.filter(table["value"].is_valid())
+    found = table.group_by(["round", column]).aggregate([("value", "mean"), ("value", "count")])
+    rounds = sorted(set(found["round"].to_pylist()))
+    place = {number: i for i, number in enumerate(rounds)}
+    lines: dict[str, list[float | None]] = {}
+    weight: dict[str, int] = {}
+    for row in found.to_pylist():
+        name = str(row[column])
+        line = lines.setdefault(name, [None] * len(rounds))
+        line[place[row["round"]]] = row["value_mean"]
+        weight[name] = weight.get(name, 0) + row["value_count"]
+    kept = sorted(lines, key=lambda n: -weight[n])[:most]
+    return {"rounds": rounds, "lines": {name: lines[name] for name in sorted(kept)}}
+
+
+class AgentBook:
+    """Looks agents up, for pages and programs.
+
+    Args:
+        manager: whose.
+    """
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self._indexes: OrderedDict[str, Index] = OrderedDict()
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._made: dict[str, tuple[float, float]] = {}
+        """By run: when its index was made, and how many seconds that took."""
+
+    def folder(self, run: str) -> Path:
+        """Where a run's files are."""
+        return self._manager.settings.runs_dir / run
+
+    async def index(self, run: str) -> Index:
+        """A run's index, as new as its files, or nearly so where making it takes long.
+
+        Raises:
+            InvalidInputError: the files can't be read.
+        """
+        lock = self._locks.setdefault(run, asyncio.Lock())
+        async with lock:
+            files = await asyncio.to_thread(answer_files, self.folder(run))
+            held = self._indexes.get(run)
+            stamp = await asyncio.to_thread(_stamp, files)
+            if held is not None and held.stamp == stamp:
+                self._indexes.move_to_end(run)
+                return held
+            began, (at, took) = time.monotonic(), self._made.get(run, (0.0, 0.0))
+            if held is not None and began - at < 5 * took:
+                return held  # a run under way: not all the time is for reading it
+            made = self._indexes[run] = await asyncio.to_thread(make_index, files)
+            self._made[run] = (time.monotonic(), time.monotonic() - began)
+            while len(self._indexes) > _INDEXES_HELD:
+                gone, _ = self._indexes.popitem(last=False)
+                self._made.pop(gone, None)
+                self._locks.pop(gone, None)
+            return made
+
+    def forget(self, run: str) -> None:
+        """A run was deleted."""
+        self._indexes.pop(run, None)
+        self._made.pop(run, None)
+
+    async def page(
+        self, run: str, population: str, filters: list[Filter], sort: str, start: int
+    ) -> dict[str, Any]:
+        """A page of a run's agents, and which populations there are.
+
+        Raises:
+            InvalidInputError: a condition can't be used, or files can't be read.
+        """
+        index = await self.index(run)
+        found = await asyncio.to_thread(select, index, population, filters, sort, start)
+        sizes = dict(index.sizes)
+        if self._manager.is_live(run):
+            try:
+                seen = await inspect(self._manager.bus, self._manager.settings.subjects, run)
+                sizes |= {p.name: p.count for p in seen.populations}
+            except (BusError, RemoteError):
+                pass  # it has ended meanwhile, or is between two lives
+        return {**found, "run": run, "populations": sizes}
+
+    async def one(self, run: str, name: str) -> dict[str, Any]:
+        """One agent: what it holds now, or held at the end, and what it answered.
+
+        Raises:
+            InvalidInputError: there is no such agent.
+        """
+        population, _, number = name.rpartition("/")
+        if not population or not number.isdecimal():
+            raise InvalidInputError(f"{name!r} is no agent; they are named as in players/17")
+        manager = self._manager
+        found: dict[str, Any] = {"run": run, "agent": name, "live": False, "where": "", "one": None}
+        if manager.is_live(run):
+            try:
+                told = await inspect(manager.bus, manager.settings.subjects, run, agent=name)
+                found["one"] = told.one and told.one.model_dump(mode="json")
+                found |= {"live": True, "where": told.where}
+            except RemoteError as error:
+                raise InvalidInputError(str(error)) from None
+            except BusError:
+                pass  # its owner is on its way: what was written down is shown
+        if found["one"] is None:
+            try:
+                stored = await stored_agent(manager.bus, manager.settings.subjects, run, name)
+            except (BusError, CodecError) as error:
+                stored, found["problem"] = None, str(error)
+            if stored is not None:
+                found["one"] = stored.model_dump(mode="json")
+        files = await asyncio.to_thread(answer_files, self.folder(run))
+        found["answers"] = await asyncio.to_thread(_answers_of, files, population, int(number))
+        messages = await asyncio.to_thread(_messages_of, self.folder(run), name)
+        found["messages"] = messages
+        if found["one"] is None and not found["answers"]:
+            raise InvalidInputError(f"nothing is known of an agent {name!r} of the run {run!r}")
+        if found["one"] is None or found["one"]["persona"] is None:
+            found["persona"], found["text"] = await self._persona(run, name, found["answers"])
+        else:
+            found["persona"], found["text"] = found["one"]["persona"], found["one"]["text"]
+        return found
+
+    async def _persona(
+        self, run: str, name: str, answers: list[dict[str, Any]]
+    ) -> tuple[dict[str, Any] | None, str | None]:
+        """Who the agent is, from where people are stored, or else from the answers' columns."""
+        shown = {k: v for k, v in (answers[-1] if answers else {}).items() if k not in _KNOWN}
+        columns = {k: v for k, v in shown.items() if v is not None}
+        spec = await self._manager.spec(run)
+        number = name.rpartition("/")[2]
+        if spec is not None and spec.agents.personas is not None and columns:
+            settings = self._manager.settings
+            roots = (*settings.roots, settings.personas_dir.resolve())
+            count, at = spec.agents.count, int(number)
+            try:
+                source = await self._manager.people_source(spec)
+                people = await asyncio.to_thread(load_people, source, roots, count, at, at + 1)
+                from populace.personas.people import Persona
+
+                persona = Persona(people, 0)
+                # Several populations may stand in one run; whose people these are is not told.
+                if all(attributes(persona).get(k, v) == v for k, v in columns.items()):
+                    return attributes(persona), persona.text
+            except (PopulaceError, IndexError, OSError) as error:
+                _log.info("a persona's text can't be had", agent=name, error=str(error))
+        return columns or None, None
+
+    async def exchanges(self, run: str, name: str) -> dict[str, Any]:
+        """What models were asked by one agent, and what they said: the latest, oldest first.
+
+        Raises:
+            BusError: the broker does not answer.
+        """
+        population, _, number = name.rpartition("/")
+        manager = self._manager
+        info = manager.watcher.runs.get(run)
+        last = max(1, info.rounds_done + 1 if info is not None else 1)
+        kept = KeptAnswers(manager.bus, manager.settings.subjects)
+        found: list[dict[str, Any]] = []
+        cut = False
+        until = time.monotonic() + _EXCHANGES_WITHIN
+        for round_number in range(last, -1, -1):
+            if len(found) >= MOST_EXCHANGES or time.monotonic() > until:
+                cut = True
+                break
+            rows = await kept.of_agent(run, round_number, population, int(number))
+            for request, response in reversed(rows):
+                found.append(
+                    {
+                        "round": round_number,
+                        "question": request.key[4] + 1,
+                        "model": request.model,
+                        "messages": list(request.messages),
+                        "text": response.text,
+                        "error": response.error or None,
+                        "tokens_in": response.tokens_in,
+                        "tokens_out": response.tokens_out,
+                        "seconds": response.seconds,
+                    }
+                )
+        found.reverse()
+        return {"run": run, "agent": name, "exchanges": found[-MOST_EXCHANGES:], "cut": cut}
+
+
+def _answers_of(files: list[Path], population: str, number: int) -> list[dict[str, Any]]:
+    """An agent's answers, oldest first, the last so many."""
+    wanted = [("population", "=", population), ("agent", "=", number)]
+    tables = [pq.read_table(file, filters=wanted) for file in files]
+    if not tables:
+        return []
+    whole = pa.concat_tables(tables, promote_options="permissive")
+    whole = whole.sort_by([("round", "ascending"), ("call", "ascending")])
+    rows: list[dict[str, Any]] = whole.slice(max(0, whole.num_rows - MOST_ANSWERS)).to_pylist()
+    return rows
+
+
+def _messages_of(folder: Path, name: str) -> list[dict[str, Any]] | None:
+    """What an agent said to others and heard of them; None: the run does not record it."""
+    whole = folder / "messages.parquet"
+    files = [whole] if whole.exists() else sorted((folder / "messages.parts").glob("*.parquet"))
+    if not files:
+        return None
+    wanted = [[("sender", "=", name)], [("receiver", "=", name)]]
+    table = pa.concat_tables([pq.read_table(file, filters=wanted) for file in files])
+    rows: list[dict[str, Any]] = table.slice(max(0, table.num_rows - MOST_ANSWERS)).to_pylist()
+    return rows

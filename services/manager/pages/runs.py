@@ -1,0 +1,203 @@
+"""A run: its rounds live, what can be done to it, its files, its comparison with others."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import yaml
+from aiohttp import web
+from pydantic import ValidationError
+
+from services.manager import installation
+from services.manager.agents import answer_files, by_group
+from services.manager.pages.rendering import Rendering
+from services.manager.records import FILES
+from shared.errors import BusError, InvalidInputError, PopulaceError
+from shared.messages.scenario import PlannedEvent
+from shared.service import first_problem
+
+_REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
+"""Of the report: it holds its styles and figures itself, and runs nothing."""
+_MOST_ROUNDS_SHOWN = 200
+
+
+def routes(rendering: Rendering) -> list[web.RouteDef]:
+    """Paths and what answers them."""
+    manager = rendering.manager
+
+    async def run(request: web.Request) -> web.Response:
+        return await show(request)
+
+    async def show(request: web.Request, problem: str = "") -> web.Response:
+        name = request.match_info["run"]
+        try:
+            it = await installation.run(manager, name)
+        except InvalidInputError as error:
+            raise web.HTTPNotFound(text=f"{error}") from None
+        names = list(dict.fromkeys(n for row in it["rounds"] for n in row["values"]))
+        plain = [n for n in names if not _is_nested(it["rounds"], n)]
+        try:
+            usage = await installation.usage(manager, [name])
+        except BusError:
+            usage = []
+        index = await manager.agents.index(name)
+        by = request.query.get("by", "")
+        return rendering.page(
+            request,
+            "run",
+            422 if problem else 200,
+            tab="runs",
+            part="progress",
+            it=it,
+            names=plain,
+            chart=chart(it["rounds"], plain),
+            groups=index.personas,
+            by=by if by in index.personas else "",
+            group_chart=await grouped(name, by) if by in index.personas else None,
+            rows=it["rounds"][-_MOST_ROUNDS_SHOWN:],
+            left_out=max(0, len(it["rounds"]) - _MOST_ROUNDS_SHOWN),
+            usage=usage[0] if usage else None,
+            files=manager.records.files(name),
+            problem=problem,
+        )
+
+    async def grouped(name: str, by: str) -> dict[str, Any] | None:
+        files = await asyncio.to_thread(answer_files, manager.agents.folder(name))
+        try:
+            return await asyncio.to_thread(by_group, files, by)
+        except InvalidInputError:
+            return None
+
+    async def act(request: web.Request) -> web.Response:
+        name, action = request.match_info["run"], request.match_info["action"]
+        rounds = str((await request.post()).get("rounds", ""))
+        try:
+            if rounds and not rounds.isdecimal():
+                raise InvalidInputError(f"rounds must be a whole number, not {rounds!r}")
+            fields = {"rounds": int(rounds)} if rounds else {}
+            await installation.act(manager, name, action, fields)
+        except ValidationError as error:
+            return await show(request, first_problem(error))
+        except PopulaceError as error:
+            return await show(request, str(error))
+        manager.audit(request, action, name)
+        raise web.HTTPSeeOther(f"/runs/{name}?said=Asked for: {action}")
+
+    async def inject(request: web.Request) -> web.Response:
+        name = request.match_info["run"]
+        given = await request.post()
+        try:
+            data = yaml.safe_load(str(given.get("data", ""))) or {}
+            event = PlannedEvent(name=str(given.get("name", "")), data=data)
+            await installation.inject(manager, name, event)
+        except ValidationError as error:
+            return await show(request, first_problem(error))
+        except (yaml.YAMLError, PopulaceError) as error:
+            return await show(request, str(error))
+        manager.audit(request, f"inject {event.name}", name)
+        raise web.HTTPSeeOther(f"/runs/{name}?said=Asked for: {event.name}, before the next round")
+
+    async def clean(request: web.Request) -> web.Response:
+        name = request.match_info["run"]
+        told = await manager.hosting.clean_up(name)
+        manager.audit(request, "clean up", name)
+        raise web.HTTPSeeOther(f"/runs/{name}?said=Cleaned up: {told.workers} workers ended")
+
+    async def delete(request: web.Request) -> web.Response:
+        name = request.match_info["run"]
+        if str((await request.post()).get("sure", "")) != name:
+            return await show(request, f"to delete it for good, write its name: {name}")
+        await manager.records.delete(name)
+        manager.audit(request, "delete", name)
+        raise web.HTTPSeeOther(f"/runs?said=Deleted {name}")
+
+    async def file(request: web.Request) -> web.StreamResponse:
+        run_, name = request.match_info["run"], request.match_info["name"]
+        path = await manager.records.file(run_, name)
+        headers = {
+            "Content-Type": FILES[name],
+            "Content-Disposition": f'attachment; filename="{run_}-{name}"',
+        }
+        return web.FileResponse(path, headers=headers)
+
+    async def report(request: web.Request) -> web.StreamResponse:
+        path = await manager.records.report(request.match_info["run"])
+        headers = {
+            "Content-Type": "text/html; charset=utf-8",
+            "Content-Security-Policy": _REPORT_POLICY,
+        }
+        return web.FileResponse(path, headers=headers)
+
+    async def compare(request: web.Request) -> web.Response:
+        names = [one["run"] for one in installation.runs(manager)]
+        first, second = (request.query.get(n, "") for n in ("first", "second"))
+        found: dict[str, Any] | None = None
+        problem, charts = "", {}
+        if first and second:
+            try:
+                found = await manager.records.compare(first, second)
+                charts = both(found["rounds"])
+            except InvalidInputError as error:
+                problem = str(error)
+        return rendering.page(
+            request,
+            "compare",
+            422 if problem else 200,
+            tab="runs",
+            names=names,
+            first=first,
+            second=second,
+            it=found,
+            charts=charts,
+            problem=problem,
+        )
+
+    one = "/runs/{run}"
+    return [
+        web.get("/compare", compare),
+        web.get(one, run),
+        web.post(f"{one}/inject", inject),
+        web.post(f"{one}/clean-up", clean),
+        web.post(f"{one}/delete", delete),
+        web.post(f"{one}/{{action:{'|'.join(installation.ACTIONS)}}}", act),
+        web.get(f"{one}/files/{{name}}", file),
+        web.get(f"{one}/report", report),
+    ]
+
+
+def both(rounds: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """For each recorded number that two runs have, a chart of both."""
+    (first, rows), (second, others) = list(rounds.items())
+    numbers = sorted({row["round"] for row in (*rows, *others)})
+    found: dict[str, dict[str, Any]] = {}
+    names = dict.fromkeys(n for row in (*rows, *others) for n in row["values"])
+    for name in names:
+        lines = {}
+        for run, held in ((first, rows), (second, others)):
+            at = {row["round"]: row["values"].get(name) for row in held}
+            line = [at.get(n) for n in numbers]
+            if any(_is_number(v) for v in line):
+                lines[run] = [v if _is_number(v) else None for v in line]
+        if len(lines) > 1:
+            found[name] = {"rounds": numbers, "lines": lines}
+    return found
+
+
+def chart(rows: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
+    """Points of the recorded numbers over the rounds, for the script that draws them."""
+    numbers = [row["round"] for row in rows]
+    lines = {
+        name: [v if _is_number(v := row["values"].get(name)) else None for row in rows]
+        for name in names
+        if any(_is_number(row["values"].get(name)) for row in rows)
+    }
+    return {"rounds": numbers, "lines": lines}
+
+
+def _is_nested(rows: list[dict[str, Any]], name: str) -> bool:
+    return any(isinstance(row["values"].get(name), (dict, list)) for row in rows)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

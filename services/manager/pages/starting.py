@@ -1,0 +1,124 @@
+"""Starting runs: from a scenario file by a form, or from a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+from aiohttp import web
+from pydantic import ValidationError
+
+from populace.scenario_file import read_scenario
+from services.manager import installation
+from services.manager.forms import Field, form_of, overrides_of
+from services.manager.pages.rendering import Rendering
+from shared.errors import InvalidInputError, PopulaceError
+from shared.ids import check_token
+from shared.messages.scenario import ScenarioSpec
+from shared.service import first_problem
+
+_MOST_RUNS = 500
+
+
+def routes(rendering: Rendering) -> list[web.RouteDef]:
+    """Paths and what answers them."""
+    manager = rendering.manager
+
+    async def runs(request: web.Request) -> web.Response:
+        return listing(request, request.query.get("search", ""))
+
+    def listing(
+        request: web.Request, search: str = "", text: str = "", problem: str = ""
+    ) -> web.Response:
+        found = installation.runs(manager, search)
+        return rendering.page(
+            request,
+            "runs",
+            422 if problem else 200,
+            runs=found[:_MOST_RUNS],
+            found=len(found),
+            search=search,
+            text=text,
+            problem=problem,
+        )
+
+    async def from_text(request: web.Request) -> web.Response:
+        text = str((await request.post()).get("scenario", ""))
+        try:
+            fields = yaml.safe_load(text)
+            if not isinstance(fields, dict):
+                raise InvalidInputError("a scenario is a mapping of keys, as in a scenario file")
+            told = await installation.submit(manager, ScenarioSpec.model_validate(fields))
+        except yaml.YAMLError as error:
+            why = f"this is no YAML: {' '.join(str(error).split())}"
+            return listing(request, text=text, problem=why)
+        except ValidationError as error:
+            return listing(request, text=text, problem=first_problem(error))
+        except PopulaceError as error:
+            return listing(request, text=text, problem=str(error))
+        manager.audit(request, "submit", told.run)
+        raise web.HTTPSeeOther(f"/runs/{told.run}")
+
+    async def choose(request: web.Request) -> web.Response:
+        found = await manager.scenarios.all()
+        roots = [str(root) for root in manager.settings.roots]
+        return rendering.page(request, "start", tab="runs", scenarios=found, roots=roots)
+
+    async def form(request: web.Request) -> web.Response:
+        file = request.match_info["file"]
+        described = await manager.scenarios.describe(file)
+        return shown(request, file, described, form_of(described))
+
+    def shown(
+        request: web.Request,
+        file: str,
+        described: dict[str, Any],
+        fields: dict[str, list[Field]],
+        *,
+        run: str = "",
+        estimate: dict[str, Any] | None = None,
+        problem: str = "",
+    ) -> web.Response:
+        return rendering.page(
+            request,
+            "form",
+            422 if problem else 200,
+            tab="runs",
+            file=file,
+            about=described["about"],
+            spec=described["spec"],
+            form=fields,
+            run=run,
+            estimate=estimate,
+            problem=problem,
+        )
+
+    async def from_form(request: web.Request) -> web.Response:
+        file = request.match_info["file"]
+        given = await request.post()
+        described = await manager.scenarios.describe(file)
+        fields = form_of(described)
+        run = str(given.get("run", "")).strip()
+        try:
+            overrides = overrides_of(fields, given)
+            if given.get("do") == "estimate":
+                estimate = await manager.scenarios.estimate(file, overrides)
+                return shown(request, file, described, fields, run=run, estimate=estimate)
+            spec = read_scenario(await manager.scenarios.path(file), overrides).spec
+            spec.run = check_token(run, "the run's name") if run else None
+            told = await installation.submit(manager, spec)
+        except ValidationError as error:
+            why = first_problem(error)
+            return shown(request, file, described, fields, run=run, problem=why)
+        except PopulaceError as error:
+            return shown(request, file, described, fields, run=run, problem=str(error))
+        manager.audit(request, "submit", told.run)
+        raise web.HTTPSeeOther(f"/runs/{told.run}")
+
+    return [
+        web.get("/runs", runs),
+        web.post("/runs", from_text),
+        web.get("/start", choose),
+        web.get("/start/{file:.+}", form),
+        web.post("/start/{file:.+}", from_form),
+    ]
