@@ -7,13 +7,15 @@ costs one request to the worker concerned, and changes nothing.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from populace._runtime.looking import shown_attributes, shown_memory
 from populace._runtime.saving import StateStore, read_agent, read_environment
 from populace.commits import last_commit
 from populace.directory import shard_name
 from shared.bus import Bus
+from shared.codec import plain
 from shared.errors import BusError, InvalidInputError, RemoteError
 from shared.messages.control import SavedPart
 from shared.messages.inspection import (
@@ -120,9 +122,26 @@ async def stored_environments(bus: Bus, subjects: Subjects, run: str) -> list[Lo
         one = Looked(name=path, class_name=class_path.rpartition(":")[2], round=commit.round)
         if part is not None:
             data = await store.read(f"{ENVIRONMENT}{path}", SavedPart.model_validate(part))
-            one.attributes = shown_attributes(await asyncio.to_thread(read_environment, data))
+            state = await asyncio.to_thread(read_environment, data)
+            one.attributes = shown_attributes(state)
+            one.view = _view_of(class_path, state)
         found.append(one)
     return found
+
+
+def _view_of(class_path: str, state: dict[str, Any]) -> dict[str, Any] | None:
+    """How an environment is shown that lives no more, if its class is one of Populace's own."""
+    module, _, name = class_path.partition(":")
+    if not module.startswith("populace.environments"):
+        return None  # code of others is run by workers alone
+    try:
+        cls = getattr(importlib.import_module(module), name)
+        environment = cls.__new__(cls)
+        environment.restore(state)
+        view: dict[str, Any] = plain(environment.view())
+    except Exception as error:
+        return {"kind": "none", "why": f"{type(error).__name__}: {error}"}
+    return view
 
 
 class Inspections:

@@ -41,6 +41,7 @@ from populace.runs import (
 )
 from populace.scenario_file import ScenarioFile, load_class, overrides_from, read_scenario
 from populace.stack import stack
+from populace.stack.state import page_address, token_file
 from shared import __version__
 from shared.bus import NatsBus
 from shared.code import CodeLoader
@@ -171,11 +172,23 @@ def _check(settings: Settings, file: ScenarioFile) -> None:
 
 
 @app.command()
-def up() -> None:
+def up(
+    page: Annotated[
+        bool, typer.Option("--page/--no-page", help="Whether to start the manager's web page.")
+    ] = True,
+) -> None:
     """Start the broker (unless POPULACE_NATS_URL is set) and all services on this machine."""
-    record = stack.up(quiet_settings())
+    settings = quiet_settings()
+    wanted = page and stack.has_page()
+    record = stack.up(settings, page=wanted)
     kind = "embedded broker" if record.embedded_broker else "broker"
     typer.echo(f"Populace is up; {kind} on {record.nats_url}. Stop it with 'populace down'.")
+    if wanted:
+        made = settings.manager_token is None
+        where = f"in {token_file(settings)}" if made else "as POPULACE_MANAGER_TOKEN says"
+        typer.echo(f"Its page: {page_address(settings)} (token: {where})")
+    elif page:
+        typer.echo("No page: it needs pip install 'populace[manager]'", err=True)
 
 
 @app.command()

@@ -327,6 +327,7 @@ def status_json(status: StackStatus) -> dict[str, Any]:
             for record, alive in status.processes
         ],
         "services": status.services,
+        "page": status.page,
         "hosts": [host.model_dump() for host in status.hosts],
         "runs": [run.model_dump() for run in status.runs],
     }
@@ -335,18 +336,20 @@ def status_json(status: StackStatus) -> dict[str, Any]:
 def show_status(status: StackStatus) -> None:
     """A look at the installation, for a person."""
     kind = {True: "embedded", False: "yours", None: "not started here"}[status.embedded_broker]
-    out.print(f"broker      {status.nats_url} ({kind})", markup=False)
+    out.print(f"{'broker':<17}{status.nats_url} ({kind})", markup=False)
     for name, count in status.services.items():
         state = f"{count} up" if count else "down"
         dead = [r.pid for r, alive in status.processes if r.name == name and not alive]
         note = f" (process {dead[0]} of this stack has ended)" if dead else ""
-        out.print(f"{name:<12}{state}{note}", markup=False)
+        out.print(f"{name:<17}{state}{note}", markup=False)
     for host in status.hosts:
         out.print(
-            f"host        {host.host}: {host.cores} cores, load {host.load:.0%}, {host.workers} "
-            f"workers at work, room for {host.free}",
+            f"{'host':<17}{host.host}: {host.cores} cores, load {host.load:.0%}, {host.workers} "
+            f"workers at work, room for {host.free}{', draining' if host.draining else ''}",
             markup=False,
         )
+    if status.page:
+        out.print(f"{'page':<17}{status.page}", markup=False)
     if status.runs:
         out.print(runs_table(status.runs[:10]))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import importlib.util
 import json
 import os
 import subprocess
@@ -21,6 +22,7 @@ from populace.stack.state import (
     ProcessRecord,
     StackRecord,
     broker_url,
+    page_address,
     read_record,
     record_file,
     write_record,
@@ -42,6 +44,9 @@ SERVICES = {
     "agent_host": "agent_host",
 }
 """Service name to the module that runs it; ended in this order, the broker last."""
+MANAGER = {"manager": "services.manager"}
+"""The page over all of it: for those who stay."""
+_PAGE_NEEDS = ("jinja2", "numpy", "plotly")
 
 _READY_WITHIN = 60.0
 _STOP_WITHIN = 25.0
@@ -82,8 +87,17 @@ def is_up(settings: Settings) -> bool:
     return record is not None and any(map(processes.is_alive, record.processes))
 
 
-def up(settings: Settings) -> StackRecord:
+def has_page() -> bool:
+    """Whether what the manager needs is installed (extra ``manager``)."""
+    return all(importlib.util.find_spec(name) is not None for name in _PAGE_NEEDS)
+
+
+def up(settings: Settings, *, page: bool = False) -> StackRecord:
     """Start broker (unless one is set) and services; returns once all of them answer.
+
+    Args:
+        settings: of the installation.
+        page: whether the manager is started as well.
 
     Raises:
         AlreadyUpError: a stack runs here already.
@@ -99,13 +113,13 @@ def up(settings: Settings) -> StackRecord:
             )
         _sweep(settings)  # what a killed command may have left
         try:
-            return _start_all(settings)
+            return _start_all(settings, {**SERVICES, **(MANAGER if page else {})})
         except BaseException:
             _stop_all(settings)
             raise
 
 
-def _start_all(settings: Settings) -> StackRecord:
+def _start_all(settings: Settings, services: dict[str, str]) -> StackRecord:
     logs = settings.home / "logs"
     record = StackRecord(
         nats_url=settings.nats_url or "",
@@ -143,7 +157,7 @@ def _start_all(settings: Settings) -> StackRecord:
     }
     started = {
         name: begin(name, [sys.executable, "-m", module], environment)
-        for name, module in SERVICES.items()
+        for name, module in services.items()
     }
     asyncio.run(_wait_for_services(settings, record.nats_url, started, logs))
     return record
@@ -206,7 +220,7 @@ def _stop_all(settings: Settings) -> int:
     services = [p for p in noted if p.name != "broker" and processes.is_alive(p)]
     brokers = [p for p in noted if p.name == "broker" and processes.is_alive(p)]
     deadline = time.monotonic() + _STOP_WITHIN  # for all of them together
-    for name in SERVICES:
+    for name in (*MANAGER, *SERVICES):
         left = max(1.0, deadline - time.monotonic())
         count += _end([p for p in services if p.name == name], left)
     # Workers end with their host, and runs with their director; whatever is left goes now.
@@ -249,6 +263,8 @@ class StackStatus:
     hosts: list[HostInfo]
     runs: list[RunInfo]
     """Latest first."""
+    page: str | None = None
+    """Address of the manager's page, if it was started here."""
 
 
 async def look(settings: Settings) -> StackStatus:
@@ -279,6 +295,7 @@ async def look(settings: Settings) -> StackStatus:
         services=services,
         hosts=sorted(found_hosts, key=lambda h: h.host),
         runs=sorted(found_runs, key=lambda r: -r.created),
+        page=page_address(settings),
     )
 
 

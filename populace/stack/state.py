@@ -67,6 +67,24 @@ def write_record(settings: Settings, record: StackRecord) -> None:
     draft.replace(path)
 
 
+def page_file(settings: Settings) -> Path:
+    """Where the manager writes its page's address."""
+    return settings.home / "manager.url"
+
+
+def token_file(settings: Settings) -> Path:
+    """Where the manager writes the token that it has made, if none was set."""
+    return settings.home / "manager.token"
+
+
+def page_address(settings: Settings) -> str | None:
+    """The address of the manager's page, if one was started here."""
+    try:
+        return page_file(settings).read_text().strip() or None
+    except OSError:
+        return None
+
+
 def broker_url(settings: Settings) -> str:
     """The broker to connect to: the setting, else the stack's here, else NATS's default."""
     if settings.nats_url:

@@ -339,16 +339,6 @@ class Run:
                 "code": await asyncio.to_thread(_code_versions, cls),
             }
             settle_collector()
-            await self._tell(
-                Status(
-                    kind="started",
-                    run=self._info.run,
-                    name=self._info.name,
-                    rounds=spec.rounds,
-                    agents=spec.agents.count,
-                    manifest=self._manifest,
-                )
-            )
             scenario = cls(
                 world,
                 params=params,
@@ -358,6 +348,19 @@ class Run:
                 isolated=spec.agents.isolated,
                 groups=spec.agents.groups,
                 personas=self._people(),
+            )
+            report = scenario.report()
+            if report is not None:
+                self._manifest["report"] = report.model_dump(mode="json", exclude_defaults=True)
+            await self._tell(
+                Status(
+                    kind="started",
+                    run=self._info.run,
+                    name=self._info.name,
+                    rounds=spec.rounds,
+                    agents=spec.agents.count,
+                    manifest=self._manifest,
+                )
             )
             player = Player(
                 world, scenario, self._tell, results_format=spec.results_format or "msgpack"
@@ -369,9 +372,6 @@ class Run:
             player.on_uncommitted = self._not_durable
             player.must_commit = spec.durability in ("round", "call")
             commits = Commits(world, scenario, self._still_mine) if self._may_go_on else None
-            report = scenario.report()
-            if report is not None:
-                self._manifest["report"] = report.model_dump(mode="json", exclude_defaults=True)
             try:
                 await player.play(commits, commit)
             finally:

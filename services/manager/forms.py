@@ -126,7 +126,7 @@ def _fields(
                 choices=[str(one) for one in part.get("enum", ())],
                 low=part.get("minimum", part.get("exclusiveMinimum")),
                 high=part.get("maximum", part.get("exclusiveMaximum")),
-                about=about.get(name, "") or part.get("description", ""),
+                about=(about.get(name, "") or part.get("description", "")).replace("``", ""),
                 optional=optional,
             )
         )

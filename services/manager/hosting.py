@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import BusError, InvalidInputError
@@ -25,6 +26,22 @@ if TYPE_CHECKING:
 _LIVES = 1_000_000
 """More lives than a run has."""
 _WITHIN = 30.0
+
+
+def _readable(line: str) -> str:
+    """A log line as a person reads it: when, how grave, what, and the rest as pairs."""
+    try:
+        told = json.loads(line)
+        when, level, event = (str(told.pop(n)) for n in ("timestamp", "level", "event"))
+    except (ValueError, KeyError, AttributeError):
+        return line
+    told.pop("logger", None)
+    told.pop("service", None)
+    trace = told.pop("exception", "")
+    pairs = " ".join(f"{name}={value}" for name, value in told.items())
+    return f"{when[:19].replace('T', ' ')} {level:<7} {event} {pairs}".rstrip() + (
+        f"\n{trace}" if trace else ""
+    )
 
 
 class Hosting:
@@ -76,7 +93,9 @@ class Hosting:
         except BusError as error:
             told["problem"] = f"it does not answer: {error}"
             return told
-        return {**told, **found.model_dump(mode="json")}
+        told |= found.model_dump(mode="json")
+        told["log"] = [_readable(line) for line in found.log]
+        return told
 
     async def change(
         self, host: str, kind: str, draining: bool | None = None, per_run: int | None = None

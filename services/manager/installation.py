@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from populace.models.accounts import Accounts
+from populace.models.accounts import Accounts, Usage
 from populace.runs import control, manage
 from populace.runs import submit as submit_run
-from shared.errors import InvalidInputError
+from shared.errors import BusError, InvalidInputError
 from shared.ids import check_token
 from shared.messages.control import HostInfo
 from shared.messages.scenario import ManageRequest, PlannedEvent, ScenarioSpec
 
 if TYPE_CHECKING:
     from services.manager.manager import Manager
+    from services.manager.watcher import Progress
 
 ACTIONS = ("cancel", "pause", "resume")
 _LOOKS, _LOOK_EVERY = 30, 0.1
@@ -84,7 +86,10 @@ async def run(manager: Manager, name: str) -> dict[str, Any]:
     recorded = await manager.recorded(check_token(name, "the run's name"))
     if info is None and recorded is None:
         raise InvalidInputError(f"there is no run named {name!r}")
-    progress = manager.watcher.progress.get(name)
+    try:
+        progress = await manager.watcher.catch_up(name)
+    except BusError:  # what is known so far is shown
+        progress = manager.watcher.progress.get(name)
     rows = list(progress.rows.values()) if progress is not None else []
     if recorded is not None and len(recorded["rounds"]) > len(rows):
         rows = recorded["rounds"]
@@ -94,7 +99,16 @@ async def run(manager: Manager, name: str) -> dict[str, Any]:
         "rounds": rows,
         "now": progress.now if progress is not None else {},
         "manifest": recorded["manifest"] if recorded is not None else None,
+        "lines": _lines(progress, recorded),
     }
+
+
+def _lines(progress: Progress | None, recorded: dict[str, Any] | None) -> list[str]:
+    """Which of the recorded numbers a chart shows at first: those of the scenario's report."""
+    if progress is not None and progress.lines:
+        return progress.lines
+    report = (recorded or {}).get("manifest", {}).get("report") or {}
+    return [str(name) for name in report.get("lines", ())]
 
 
 def pools(manager: Manager) -> list[dict[str, Any]]:
@@ -122,8 +136,9 @@ async def usage(manager: Manager, names: list[str]) -> list[dict[str, Any]]:
         for entry in entries:
             accounts.take_json(entry.value)
         if entries:
-            total = accounts.total().plain()
-            found.append({"run": name, "models": accounts.by_model(), **total})
+            nothing = dataclasses.asdict(Usage())
+            models = {one: {**nothing, **sums} for one, sums in accounts.by_model().items()}
+            found.append({"run": name, "models": models, **dataclasses.asdict(accounts.total())})
     return found
 
 

@@ -17,6 +17,7 @@ from aiohttp import web
 from populace.personas.people import find_people
 from populace.recorded import results
 from populace.runs import find_spec
+from populace.stack.state import page_address, page_file, token_file
 from services.manager import api, pages
 from services.manager.agents import AgentBook
 from services.manager.auth import Doorkeeper, who
@@ -183,7 +184,7 @@ class Manager:
 
     def _tell_token(self, place: str, token: str) -> None:
         """Tell a token that was made: to a terminal, and in a file that only its owner reads."""
-        path = self.settings.home / "manager.token"
+        path = token_file(self.settings)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
@@ -201,14 +202,14 @@ class Manager:
         await runner.setup()
         address, port = self.settings.manager_address, self.settings.manager_port
         try:
-            await web.TCPSite(runner, address, port).start()
-        except OSError as error:
+            await self._listen(runner, address, port)
+        except PopulaceError:
             watching.cancel()
-            raise PopulaceError(
-                f"the manager can't listen on {address}:{port} ({error}); set "
-                "POPULACE_MANAGER_PORT to another"
-            ) from None
+            raise
         place = f"http://{runner.addresses[0][0]}:{runner.addresses[0][1]}"
+        where = page_file(self.settings)
+        where.parent.mkdir(parents=True, exist_ok=True)
+        where.write_text(f"{place}\n")
         await self.context.announce(
             "A web page over hosts, runs, agents and models",
             metadata={"address": place},
@@ -221,7 +222,28 @@ class Manager:
         await asyncio.wait({stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
         watching.cancel()
         stopping.cancel()
+        if page_address(self.settings) == place:
+            where.unlink(missing_ok=True)
         await runner.cleanup()
+
+    async def _listen(self, runner: web.AppRunner, address: str, port: int) -> None:
+        """Listen; at another port if the usual one is taken, and none was set.
+
+        Raises:
+            PopulaceError: the port can't be had.
+        """
+        usual = "manager_port" not in self.settings.model_fields_set
+        for tried in (port, 0) if usual else (port,):
+            try:
+                await web.TCPSite(runner, address, tried).start()
+                return
+            except OSError as error:
+                why = str(error)
+                _log.warning("a port can't be had", address=address, port=tried, error=why)
+        raise PopulaceError(
+            f"the manager can't listen on {address}:{port} ({why}); set POPULACE_MANAGER_ADDRESS "
+            "or POPULACE_MANAGER_PORT to another"
+        )
 
 
 async def main(context: ServiceContext) -> None:

@@ -44,6 +44,10 @@ class Progress:
 
     rows: OrderedDict[int, dict[str, Any]] = field(default_factory=OrderedDict)
     """Finished rounds, by number."""
+    caught_up: bool = False
+    """Whether what happened before this process began was read as well."""
+    lines: list[str] = field(default_factory=list)
+    """What the scenario's report draws, of what it records."""
     now: dict[str, Any] = field(default_factory=dict)
     """Of the round under way: round, agents, done, failed, tokens, mean."""
 
@@ -167,18 +171,45 @@ class Watcher:
             info.run: info for info in (RunInfo.model_validate_json(e.value) for e in entries)
         }
 
+    async def catch_up(self, run: str) -> Progress | None:
+        """What is known of a run, what happened before this process began included.
+
+        Raises:
+            BusError: the broker does not answer.
+        """
+        held = self.progress.get(run)
+        if (held is None or not held.caught_up) and run in self.runs:
+            held = self._held(run)
+            held.caught_up = True  # at once: others need not read the same
+            subject = self._subjects.run_status(run)
+            try:
+                async for message in self._bus.read(self._subjects.stream_runs, (subject,)):
+                    self._take_status(message)
+            except BusError:
+                held.caught_up = False
+                raise
+        return held
+
+    def _held(self, run: str) -> Progress:
+        held = self.progress.get(run)
+        if held is None:
+            held = self.progress[run] = Progress()
+            while len(self.progress) > _RUNS_HELD:
+                self.progress.popitem(last=False)
+        return held
+
     def _take_status(self, message: Message) -> None:
         try:
             status = Status.model_validate_json(message.data)
         except ValueError:
             return
-        held = self.progress.get(status.run)
-        if held is None:
-            held = self.progress[status.run] = Progress()
-            while len(self.progress) > _RUNS_HELD:
-                self.progress.popitem(last=False)
+        held = self._held(status.run)
+        if status.manifest and "report" in status.manifest:
+            held.lines = [str(n) for n in status.manifest["report"].get("lines", ())]
         if status.row is not None:
             held.rows[status.row.round] = status.row.model_dump(mode="json")
+            if next(reversed(held.rows)) > status.row.round:  # told late: of earlier rounds
+                held.rows = OrderedDict(sorted(held.rows.items()))
             held.now = {}
         elif status.kind == "restored":
             kept = status.round or 0

@@ -27,7 +27,8 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
     async def host(request: web.Request) -> web.Response:
         name, kind = key(request)
         it = await manager.hosting.detail(name, kind)
-        return rendering.page(request, "host", tab="hosts", host=name, it=it)
+        live = [run for run in it["info"]["runs"] if manager.is_live(run)]
+        return rendering.page(request, "host", tab="hosts", host=name, it=it, live=live)
 
     async def drain(request: web.Request) -> web.Response:
         name, kind = key(request)

@@ -68,7 +68,7 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
         name = request.match_info["name"]
         await manager.people.cancel(name)
         manager.audit(request, "stop writing people", name)
-        raise web.HTTPSeeOther(f"/people?said=the writing of {name} is stopped")
+        raise web.HTTPSeeOther(f"/people?said=Stopped the writing of {name}")
 
     return [
         web.get("/people", people),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from collections.abc import Awaitable, Callable
@@ -16,10 +17,13 @@ from pydantic import ValidationError
 from services.manager.api import dumps
 from services.manager.auth import wants_page, who
 from shared.errors import BusError, InvalidInputError, PopulaceError, RemoteError
+from shared.logs import get_logger
 from shared.service import first_problem
 
 if TYPE_CHECKING:
     from services.manager.manager import Manager
+
+_log = get_logger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -91,6 +95,12 @@ def problems(rendering: Rendering) -> Middleware:
             status, why = 503, f"the broker or a service does not answer: {error}"
         except PopulaceError as error:
             status, why = 500, str(error)
+        except (web.HTTPException, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            _log.exception("a request failed", path=request.path)
+            status = 500
+            why = f"something went wrong here ({type(error).__name__}); the manager's log says what"
         if not wants_page(request):
             return web.json_response({"error": why.strip()}, status=status)
         return rendering.page(

@@ -51,7 +51,7 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
             part="progress",
             it=it,
             names=plain,
-            chart=chart(it["rounds"], plain),
+            chart={**chart(it["rounds"], plain), "main": it["lines"]},
             groups=index.personas,
             by=by if by in index.personas else "",
             group_chart=await grouped(name, by) if by in index.personas else None,

@@ -24,9 +24,9 @@ function layout(more) {
     paper_bgcolor: "transparent",
     plot_bgcolor: "transparent",
     font: { color: ink, family: "system-ui, sans-serif", size: 12 },
-    margin: { l: 50, r: 10, t: 10, b: 40 },
+    margin: { l: 50, r: 10, t: 30, b: 40 },
     height: 300,
-    legend: { orientation: "h", y: -0.2 },
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
     hovermode: "x unified",
     xaxis: { ...axis, ...xaxis },
     yaxis: { ...axis, ...yaxis },
@@ -37,11 +37,13 @@ function layout(more) {
 // What was written by people or models is text: Plotly reads a few tags in names and labels.
 const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
-function lines({ rounds, lines: held }) {
+function lines({ rounds, lines: held, main }) {
   const traces = Object.entries(held).map(([name, values], k) => ({
     type: "scatter",
     mode: rounds.length > 60 ? "lines" : "lines+markers",
     name: plain(name),
+    // The others are a click on the legend away.
+    visible: !main?.length || main.includes(name) ? true : "legendonly",
     x: rounds,
     y: values,
     line: { color: COLOURS[k % COLOURS.length], width: 2 },
@@ -57,7 +59,7 @@ function bars({ labels, shares, asked }) {
   if (asked?.some((share) => share !== null)) {
     traces.push({ type: "scatter", mode: "markers", name: "asked", x, y: asked, marker: { color: COLOURS[1], symbol: "line-ew-open", size: 14, line: { width: 3 } } });
   }
-  return [traces, layout({ xaxis: { type: "category", tickangle: -40 }, yaxis: { tickformat: ".0%" }, showlegend: traces.length > 1, height: 320, legend: { orientation: "h", y: 1.15 } })];
+  return [traces, layout({ xaxis: { type: "category", tickangle: -40 }, yaxis: { tickformat: ".0%" }, showlegend: traces.length > 1, height: 320 })];
 }
 
 async function draw(box) {
