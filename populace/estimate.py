@@ -1,7 +1,8 @@
 """What a scenario will ask of its models, told beforehand from a sample of its own prompts.
 
 The scenario is played in this process with a few of its agents and no model: every prompt is made
-as it will be, and answered by words of a likely length. What that takes is scaled up.
+as it will be, and answered by words of a likely length. What that takes is scaled up, to all agents
+and to rounds beyond the first sixty.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from shared.settings import Settings
 
 _WORD = "answer "
 _LETTERS_PER_TOKEN = 4
+_MOST_ROUNDS = 60
+"""Rounds that are played for an estimate."""
 
 
 @dataclass
@@ -34,6 +37,8 @@ class Estimate:
     agents: int
     sampled: int
     rounds: int
+    played: int = 0
+    """Rounds that were played; beyond these it goes on as it went."""
     requests: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
@@ -74,6 +79,7 @@ async def estimate(
     if spec.agents.groups is not None:
         count = min(spec.agents.count, max(count, spec.agents.groups))
     prices = PriceTable(settings.prices).of_all(spec.models)
+    played = min(spec.rounds, _MOST_ROUNDS)
     people = None
     if spec.agents.personas is not None:
         folder = Path(spec.folder) if spec.folder else None
@@ -90,7 +96,7 @@ async def estimate(
             world,
             params=params,
             seed=spec.seed,
-            rounds=spec.rounds,
+            rounds=played,
             agents=count,
             isolated=False,
             groups=spec.agents.groups,
@@ -101,7 +107,28 @@ async def estimate(
         except PopulaceError as error:
             raise PopulaceError(f"the scenario can't be played for an estimate: {error}") from error
         accounts = world.accounts
-    return _scaled(spec, accounts, count, prices)
+    _extend(accounts, spec, played)
+    return _scaled(spec, accounts, count, prices, played)
+
+
+def _extend(accounts: Accounts, spec: ScenarioSpec, played: int) -> None:
+    """Go on to the last round: as the last one played, with prompts growing as they grew.
+
+    Prompts grow while memories do, up to what a model can take.
+    """
+    half = played - played // 2
+    for name in dict.fromkeys(model for _, model in accounts.by):
+        before, last = accounts.total(half, name), accounts.total(played, name)
+        if played >= spec.rounds or not last.requests:
+            continue
+        growth = max(0.0, (last.tokens_in - before.tokens_in) / (played - half))
+        context = spec.models[name].context if name in spec.models else None
+        most = math.inf if context is None else last.requests * context
+        for number in range(played + 1, spec.rounds + 1):
+            grown = last.tokens_in + growth * (number - played)
+            usage = accounts.by[number, name] = Usage()
+            usage.merge(asdict(last))
+            usage.tokens_in = math.ceil(max(last.tokens_in, min(grown, most)))
 
 
 def _silent(model: ModelSpec, answer_tokens: int) -> ModelSpec:
@@ -126,10 +153,14 @@ def _silent(model: ModelSpec, answer_tokens: int) -> ModelSpec:
 
 
 def _scaled(
-    spec: ScenarioSpec, accounts: Accounts, count: int, prices: dict[str, tuple[float, float]]
+    spec: ScenarioSpec,
+    accounts: Accounts,
+    count: int,
+    prices: dict[str, tuple[float, float]],
+    played: int,
 ) -> Estimate:
     factor = spec.agents.count / count
-    found = Estimate(agents=spec.agents.count, sampled=count, rounds=spec.rounds)
+    found = Estimate(agents=spec.agents.count, sampled=count, rounds=spec.rounds, played=played)
     for name, sums in accounts.by_model().items():
         usage = Usage()
         usage.merge(sums)
@@ -147,8 +178,10 @@ def _scaled(
     costs = [one["money"] for one in found.models.values()]
     if costs and None not in costs:
         found.money = sum(costs)
-    for number in range(spec.rounds + 1):
-        usage = accounts.total(number)
+    by_round: dict[int, Usage] = {}
+    for (number, _), one in accounts.by.items():
+        by_round.setdefault(number, Usage()).merge(asdict(one))
+    for number, usage in sorted(by_round.items()):
         if usage.requests:
             found.by_round.append(
                 {

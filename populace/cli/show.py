@@ -280,7 +280,9 @@ def usage_line(parts: list[dict[str, Any]]) -> str:
 
 def show_estimate(found: Estimate) -> None:
     """An estimate, for a person."""
-    title = f"{found.agents:,} agents, {found.rounds} rounds; from {found.sampled:,} agents"
+    title = f"{found.agents:,} agents, {found.rounds:,} rounds; from {found.sampled:,} agents"
+    if found.played < found.rounds:
+        title += f" and {found.played} rounds"
     table = Table(title=title, box=box.SIMPLE_HEAD)
     for heading in ("model", "requests", "tokens in", "tokens out", "money"):
         table.add_column(heading, justify="left" if heading == "model" else "right")

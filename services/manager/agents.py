@@ -374,15 +374,15 @@ class AgentBook:
             raise InvalidInputError(f"{name!r} is no agent; they are named as in players/17")
         manager = self._manager
         found: dict[str, Any] = {"run": run, "agent": name, "live": False, "where": "", "one": None}
+        refused = f"nothing is known of an agent {name!r} of the run {run!r}"
         if manager.is_live(run):
             try:
                 told = await inspect(manager.bus, manager.settings.subjects, run, agent=name)
                 found["one"] = told.one and told.one.model_dump(mode="json")
                 found |= {"live": True, "where": told.where}
-            except RemoteError as error:
-                raise InvalidInputError(str(error)) from None
-            except BusError:
-                pass  # its owner is on its way: what was written down is shown
+            except (BusError, RemoteError) as error:
+                # Between two lives agents are on their way: what was written down is shown.
+                refused = str(error)
         if found["one"] is None:
             try:
                 stored = await stored_agent(manager.bus, manager.settings.subjects, run, name)
@@ -395,7 +395,7 @@ class AgentBook:
         messages = await asyncio.to_thread(_messages_of, self.folder(run), name)
         found["messages"] = messages
         if found["one"] is None and not found["answers"]:
-            raise InvalidInputError(f"nothing is known of an agent {name!r} of the run {run!r}")
+            raise InvalidInputError(refused)
         if found["one"] is None or found["one"]["persona"] is None:
             found["persona"], found["text"] = await self._persona(run, name, found["answers"])
         else:

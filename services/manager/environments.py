@@ -78,21 +78,20 @@ class EnvironmentBook:
         for name in path.split("."):
             check_token(name, "the environment's path: every name in it")
         manager = self._manager
+        refused = f"nothing is known of an environment {path!r} of the run {run!r}"
         found: dict[str, Any] = {"run": run, "path": path, "live": False, "where": "", "one": None}
         if manager.is_live(run):
             try:
                 told = await inspect(manager.bus, manager.settings.subjects, run, environment=path)
                 found["one"] = told.one and told.one.model_dump(mode="json")
                 found |= {"live": True, "where": told.where}
-            except RemoteError as error:
-                raise InvalidInputError(str(error)) from None
-            except BusError:
-                pass  # see above
+            except (BusError, RemoteError) as error:
+                refused = str(error)
         if found["one"] is None:
             stored = await stored_environments(manager.bus, manager.settings.subjects, run)
             one = next((s for s in stored if s.name == path), None)
             if one is None:
-                raise InvalidInputError(f"nothing is known of an environment {path!r} of {run!r}")
+                raise InvalidInputError(refused)
             found["one"] = one.model_dump(mode="json")
         folder = manager.settings.runs_dir / run
         found["events"] = await asyncio.to_thread(recorded_events, folder, path)

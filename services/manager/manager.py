@@ -28,7 +28,8 @@ from services.manager.people import PeopleBook
 from services.manager.records import RecordBook
 from services.manager.scenarios import ScenarioBook
 from services.manager.watcher import Watcher
-from shared.errors import InvalidInputError, PopulaceError
+from shared.bus import NatsBus
+from shared.errors import BusUnavailableError, InvalidInputError, PopulaceError
 from shared.ids import check_token
 from shared.logs import get_logger
 from shared.messages.scenario import ScenarioSpec
@@ -56,7 +57,6 @@ class Manager:
     def __init__(self, context: ServiceContext) -> None:
         self.context = context
         self.settings = context.settings
-        self.bus = context.bus
         self.watcher = Watcher(context.bus, context.settings.subjects)
         self.agents = AgentBook(self)
         self.environments = EnvironmentBook(self)
@@ -75,6 +75,17 @@ class Manager:
         self._recorded: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._specs: OrderedDict[str, ScenarioSpec] = OrderedDict()
         self._audit = context.settings.home / "audit.jsonl"
+
+    @property
+    def bus(self) -> NatsBus:
+        """The connection to the broker.
+
+        Raises:
+            BusUnavailableError: the broker is away: at once, so that no page waits for it.
+        """
+        if not self.context.bus.connected:
+            raise BusUnavailableError("the broker is away")
+        return self.context.bus
 
     # Runs
     def is_live(self, run: str) -> bool:

@@ -103,6 +103,8 @@ class RecordBook:
         Raises:
             InvalidInputError: one is not recorded.
         """
+        if first == second:
+            raise InvalidInputError(f"choose two different runs: {first!r} is both")
         settings = self._manager.settings
         found = await asyncio.to_thread(
             lambda: compare(results(first, settings), results(second, settings), show=20)

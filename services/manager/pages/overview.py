@@ -28,7 +28,7 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
 
     async def models(request: web.Request) -> web.Response:
         nonlocal costs
-        if time.monotonic() - costs[0] > _COSTS_FOR and manager.bus.connected:
+        if time.monotonic() - costs[0] > _COSTS_FOR and manager.watcher.broker == "up":
             latest = [one["run"] for one in installation.runs(manager)[:_COSTS_OF]]
             costs = (time.monotonic(), await installation.usage(manager, latest))
         pools = installation.pools(manager)

@@ -92,7 +92,7 @@ def problems(rendering: Rendering) -> Middleware:
         except (InvalidInputError, RemoteError) as error:
             status, why = 422, str(error)
         except BusError as error:
-            status, why = 503, f"the broker or a service does not answer: {error}"
+            status, why = 503, f"The broker or a service does not answer: {error}"
         except PopulaceError as error:
             status, why = 500, str(error)
         except (web.HTTPException, asyncio.CancelledError):
