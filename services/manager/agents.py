@@ -8,6 +8,7 @@ while the files stay as they are; pages, filters and orders are taken from it.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ PAGE = 50
 MOST_ANSWERS = 500
 MOST_EXCHANGES = 100
 _INDEXES_HELD = 4
+_READ_HELD = 2000
 _EXCHANGES_WITHIN = 10.0
 _KNOWN = (
     "run",
@@ -106,6 +108,18 @@ def answer_files(folder: Path) -> list[Path]:
     return [whole] if whole.exists() else sorted((folder / "answers.parts").glob("*.parquet"))
 
 
+def persona_columns(file: Path) -> list[str]:
+    """Names of the persona columns of a file of answers.
+
+    Raises:
+        InvalidInputError: it can't be read.
+    """
+    try:
+        return [name for name in pq.read_schema(file).names if name not in _KNOWN]
+    except (OSError, pa.ArrowInvalid) as error:
+        raise InvalidInputError(f"the answers can't be read: {error}") from None
+
+
 def _stamp(files: list[Path]) -> Any:
     return tuple((str(f), (s := f.stat()).st_mtime_ns, s.st_size) for f in files)
 
@@ -159,29 +173,53 @@ def _texts(table: pa.Table) -> pa.Table:
 
 def _latest_of_group(parquet: pq.ParquetFile, group: int, sums: dict[str, _Sums]) -> Any:
     """Rows of a row group that are the last of their agents; all of its rows are summed up."""
-    columns = ["population", "agent", "error", "tokens"]
-    part = parquet.read_row_group(group, columns=columns).combine_chunks()
+    counted = [name for name in ("error", "tokens") if not _says_nothing(parquet, group, name)]
+    part = parquet.read_row_group(group, columns=["population", "agent", *counted])
+    agents = part["agent"].to_numpy()
+    failed = part["error"].is_valid().to_numpy() if "error" in counted else None
+    tokens = pc.fill_null(part["tokens"], 0).to_numpy() if "tokens" in counted else None
     populations = part["population"].combine_chunks().dictionary_encode()
     codes = populations.indices.to_numpy(zero_copy_only=False)
-    agents = part["agent"].to_numpy()
-    failed = part["error"].is_valid().to_numpy()
-    tokens = pc.fill_null(part["tokens"], 0).to_numpy()
     found = []
+    alone = len(codes) and codes[0] == codes[-1] and (codes == codes[0]).all()
     for code, population in enumerate(populations.dictionary.to_pylist()):
+        if alone and code != codes[0]:
+            continue
         held = sums.setdefault(population, _Sums())
-        rows = np.flatnonzero(codes == code)
+        rows = slice(None) if alone else np.flatnonzero(codes == code)
         who = agents[rows]
         size = int(who.max()) + 1
         held.grow(size)
-        for name, weights in (("answers", ~failed), ("failed", failed), ("tokens", tokens)):
-            counted = np.bincount(who, weights=weights[rows], minlength=size)
-            held.counts[name][:size] += counted.astype(np.int64)
+        counts = np.bincount(who, minlength=size)
+        if failed is not None:
+            lost = np.bincount(who[failed[rows]], minlength=size)
+            held.counts["failed"][:size] += lost
+            counts = counts - lost
+        held.counts["answers"][:size] += counts
+        if tokens is not None:
+            spent = np.bincount(who, weights=tokens[rows], minlength=size)
+            held.counts["tokens"][:size] += spent.astype(np.int64)
+        if held.seen[who].all():
+            continue
         last = np.full(size, -1, np.int64)
-        last[who] = rows  # of several rows of one agent, the last one stays
+        # Of several rows of one agent, the last one stays.
+        last[who] = np.arange(len(agents))[rows]
         new = (last >= 0) & ~held.seen[:size]
         found.append(last[new])
         held.seen[:size] |= new
     return np.sort(np.concatenate(found)) if found else np.zeros(0, np.int64)
+
+
+def _says_nothing(parquet: pq.ParquetFile, group: int, name: str) -> bool:
+    """Whether the statistics of a row group say that a column has no value but 0 there."""
+    place = parquet.schema_arrow.names.index(name)
+    rows = parquet.metadata.row_group(group)
+    told = rows.column(place).statistics
+    if told is None or not told.has_null_count:
+        return False
+    if told.null_count == rows.num_rows:
+        return True
+    return bool(told.has_min_max and told.min == 0 and told.max == 0)
 
 
 def select(
@@ -309,6 +347,10 @@ class AgentBook:
         self._locks: dict[str, asyncio.Lock] = {}
         self._made: dict[str, tuple[float, float]] = {}
         """By run: when its index was made, and how many seconds that took."""
+        self._ahead: asyncio.Task[Index] | None = None
+        self._read: OrderedDict[tuple[Any, ...], pa.Table] = OrderedDict()
+        """One agent's answers of one file, as it was; used in threads, one at a time."""
+        self._reading = threading.Lock()
 
     def folder(self, run: str) -> Path:
         """Where a run's files are."""
@@ -338,6 +380,25 @@ class AgentBook:
                 self._made.pop(gone, None)
                 self._locks.pop(gone, None)
             return made
+
+    async def personas(self, run: str) -> list[str]:
+        """Names of a run's persona columns; its index is made meanwhile, as it is wanted next.
+
+        Raises:
+            InvalidInputError: the files can't be read.
+        """
+        files = await asyncio.to_thread(answer_files, self.folder(run))
+        if not files:
+            return []
+        if run not in self._indexes and self._ahead is None:
+            self._ahead = asyncio.ensure_future(self.index(run))
+            self._ahead.add_done_callback(self._made_ahead)
+        return await asyncio.to_thread(persona_columns, files[0])
+
+    def _made_ahead(self, task: asyncio.Task[Index]) -> None:
+        self._ahead = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("an index can't be made", error=str(error))
 
     def forget(self, run: str) -> None:
         """A run was deleted."""
@@ -391,7 +452,7 @@ class AgentBook:
             if stored is not None:
                 found["one"] = stored.model_dump(mode="json")
         files = await asyncio.to_thread(answer_files, self.folder(run))
-        found["answers"] = await asyncio.to_thread(_answers_of, files, population, int(number))
+        found["answers"] = await asyncio.to_thread(self._answers_of, files, population, int(number))
         messages = await asyncio.to_thread(_messages_of, self.folder(run), name)
         found["messages"] = messages
         if found["one"] is None and not found["answers"]:
@@ -401,6 +462,28 @@ class AgentBook:
         else:
             found["persona"], found["text"] = found["one"]["persona"], found["one"]["text"]
         return found
+
+    def _answers_of(self, files: list[Path], population: str, number: int) -> list[dict[str, Any]]:
+        """An agent's answers, oldest first, the last so many; each file is read for it once."""
+        tables = []
+        with self._reading:
+            for file in files:
+                status = file.stat()
+                key = (str(file), status.st_mtime_ns, status.st_size, population, number)
+                held = self._read.pop(key, None)
+                if held is None:
+                    wanted = [("population", "=", population), ("agent", "=", number)]
+                    held = pq.read_table(file, filters=wanted)
+                self._read[key] = held
+                tables.append(held)
+            while len(self._read) > _READ_HELD:
+                self._read.popitem(last=False)
+        if not tables:
+            return []
+        whole = pa.concat_tables(tables, promote_options="permissive")
+        whole = whole.sort_by([("round", "ascending"), ("call", "ascending")])
+        rows: list[dict[str, Any]] = whole.slice(max(0, whole.num_rows - MOST_ANSWERS)).to_pylist()
+        return rows
 
     async def _persona(
         self, run: str, name: str, answers: list[dict[str, Any]]
@@ -462,18 +545,6 @@ class AgentBook:
                 )
         found.reverse()
         return {"run": run, "agent": name, "exchanges": found[-MOST_EXCHANGES:], "cut": cut}
-
-
-def _answers_of(files: list[Path], population: str, number: int) -> list[dict[str, Any]]:
-    """An agent's answers, oldest first, the last so many."""
-    wanted = [("population", "=", population), ("agent", "=", number)]
-    tables = [pq.read_table(file, filters=wanted) for file in files]
-    if not tables:
-        return []
-    whole = pa.concat_tables(tables, promote_options="permissive")
-    whole = whole.sort_by([("round", "ascending"), ("call", "ascending")])
-    rows: list[dict[str, Any]] = whole.slice(max(0, whole.num_rows - MOST_ANSWERS)).to_pylist()
-    return rows
 
 
 def _messages_of(folder: Path, name: str) -> list[dict[str, Any]] | None:

@@ -41,7 +41,7 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
             usage = await installation.usage(manager, [name])
         except BusError:
             usage = []
-        index = await manager.agents.index(name)
+        personas = await manager.agents.personas(name)
         by = request.query.get("by", "")
         return rendering.page(
             request,
@@ -52,9 +52,9 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
             it=it,
             names=plain,
             chart={**chart(it["rounds"], plain), "main": it["lines"]},
-            groups=index.personas,
-            by=by if by in index.personas else "",
-            group_chart=await grouped(name, by) if by in index.personas else None,
+            groups=personas,
+            by=by if by in personas else "",
+            group_chart=await grouped(name, by) if by in personas else None,
             rows=it["rounds"][-_MOST_ROUNDS_SHOWN:],
             left_out=max(0, len(it["rounds"]) - _MOST_ROUNDS_SHOWN),
             usage=usage[0] if usage else None,
