@@ -60,13 +60,14 @@ class ScenarioBook:
                 return Path(one["path"])
         raise InvalidInputError(f"there is no scenario file {file!r} below the code's folders")
 
-    async def describe(self, file: str) -> dict[str, Any]:
+    async def describe(self, file: str, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
         """What a scenario says, and a schema of its parameters.
 
         Raises:
-            InvalidInputError: there is no such file, or it can't be used; the text says why.
+            InvalidInputError: there is no such file, or it can't be used (with these overrides);
+                the text says why.
         """
-        return await self._ask("describe", await self.path(file))
+        return await self._ask("describe", await self.path(file), *_set(overrides or {}))
 
     async def estimate(self, file: str, overrides: dict[str, Any]) -> dict[str, Any]:
         """What a run would ask of its models.
@@ -74,9 +75,7 @@ class ScenarioBook:
         Raises:
             InvalidInputError: it can't be told; the text says why.
         """
-        pairs = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
-        more = [word for pair in pairs for word in ("--set", pair)]
-        return await self._ask("estimate", await self.path(file), *more)
+        return await self._ask("estimate", await self.path(file), *_set(overrides))
 
     async def report(self, run: str, out: Path) -> None:
         """Write the page on a recorded run.
@@ -131,6 +130,12 @@ class ScenarioBook:
             why = said[-1] if said else f"it ended with code {process.returncode}"
             raise InvalidInputError(why.removeprefix("populace: ").removeprefix("error: "))
         return out.decode("utf-8", "replace")
+
+
+def _set(overrides: dict[str, Any]) -> list[str]:
+    """Overrides as options of a command; JSON is YAML as well."""
+    pairs = (f"{key}={json.dumps(value)}" for key, value in overrides.items())
+    return [word for pair in pairs for word in ("--set", pair)]
 
 
 def find_scenarios(roots: tuple[Path, ...]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,30 @@ from aiohttp.test_utils import TestClient, TestServer
 from pydantic import SecretStr
 
 from services.manager.auth import COOKIE, Doorkeeper
+from services.manager.forms import form_of, overrides_of
 from services.manager.manager import Manager
 from shared.bus import NatsBus
 from shared.messages.scenario import RoundRow, RunInfo, Status
 from shared.service import ServiceContext
 from tests.conftest import Services, unique, wait_until
-from tests.services.test_runs import game
+from tests.endpoint import Endpoint
+from tests.services.test_recovery import diaries, respond
+from tests.services.test_runs import game, play
 
+EXAMPLES = {
+    "run": "r1",
+    "other": "r2",
+    "name": "answers.csv",
+    "action": "cancel",
+    "way": "drain",
+    "host": "h1",
+    "kind": "agents",
+    "population": "players",
+    "number": "1",
+    "path": "town",
+    "file": "examples/scenario.yaml",
+}
+"""What stands for the parts of an address."""
 OPERATOR, READER = "the-operators-token", "the-readers-token"
 EVIL = "<script>alert(1)</script>"
 Client = TestClient[web.Request, web.Application]
@@ -70,11 +88,14 @@ def guarded(manager: Manager) -> list[tuple[str, str]]:
     """Method and path of everything that needs a token."""
     found = []
     for route in manager.app().router.routes():
-        path = re.sub(r"{name}", "x", str(route.resource.canonical if route.resource else ""))
-        path = re.sub(r"{action[^}]*}", "cancel", re.sub(r"{run}", "r1", path))
+        assert route.resource is not None
+        path = str(route.resource.canonical)
+        for part, value in EXAMPLES.items():
+            path = re.sub(rf"{{{part}(:[^}}]*)?}}", value, path)
+        assert "{" not in path, path
         if not path.startswith(("/login", "/static", "/healthz")):
             found.append((route.method, path))
-    assert len(found) > 25
+    assert len(found) > 70
     return found
 
 
@@ -289,3 +310,242 @@ async def test_pages_hear_of_changes(manager: Manager, client: Client) -> None:
         await stream.content.readline()
         second = json.loads((await stream.content.readline()).removeprefix(b"data: "))
         assert second["version"] > first["version"]
+
+
+# All the rest, as programs see it
+async def get(client: Client, path: str, status: int = 200) -> Any:
+    answer = await client.get(path, headers=bearer(READER))
+    assert answer.status == status, (path, await answer.text())
+    return await answer.json()
+
+
+async def do(client: Client, path: str, status: int = 200, **fields: Any) -> Any:
+    answer = await client.post(path, headers=bearer(OPERATOR), json=fields)
+    assert answer.status == status, (path, await answer.text())
+    return await answer.json()
+
+
+async def test_a_run_from_all_sides(
+    manager: Manager, client: Client, services: Services, endpoint: Endpoint
+) -> None:
+    endpoint.respond = respond
+    fields = diaries(endpoint, agents={"count": 30, "personas": "education"}, rounds=2)
+    outcome = await play(services, {**fields, "record_events": True, "record_messages": True})
+    run = outcome.run
+    other = (await play(services, {**fields, "run": unique("r"), "seed": 12})).run
+    await manager.watcher.refresh()
+    told = await get(client, f"/api/runs/{run}")
+    assert [row["round"] for row in told["rounds"]] == [1, 2]
+    assert told["manifest"]["state"] == "finished"
+
+    agents = await get(client, f"/api/runs/{run}/agents?sort=agent&start=20")
+    assert [r["agent"] for r in agents["rows"]] == list(range(20, 30))
+    assert agents["populations"] == {"people": 30}
+    assert set(agents["personas"]) >= {"education"}
+    where = "column=education&op=%3D&value=Ph.D."
+    some = await get(client, f"/api/runs/{run}/agents?{where}")
+    assert {r["education"] for r in some["rows"]} == {"Ph.D."}
+    assert 0 < some["matching"] < 30
+    await get(client, f"/api/runs/{run}/agents?sort=nothing", 422)
+    await get(client, f"/api/runs/{run}/agents?start=many", 422)
+
+    one = await get(client, f"/api/runs/{run}/agents/people/7")
+    assert one["live"] is False
+    assert one["persona"]["education"]
+    assert one["text"].startswith("You are a person")
+    assert [a["round"] for a in one["answers"]] == [1, 2]
+    assert {a["name"]: a["text"] for a in one["one"]["attributes"]}["days"] == "2"
+    assert [m["role"] for m in one["one"]["memory"]] == ["user", "assistant"] * 2
+    assert {m["receiver"] for m in one["messages"]} == {"ledger"}
+    said = await get(client, f"/api/runs/{run}/agents/people/7/exchanges")
+    assert [(e["round"], e["question"]) for e in said["exchanges"]] == [(1, 1), (2, 1)]
+    assert said["exchanges"][1]["text"] == one["one"]["memory"][3]["content"]
+    for wrong in ("people/30", "nobody/1", "people/x"):
+        await get(client, f"/api/runs/{run}/agents/{wrong}", 422)
+
+    tree = await get(client, f"/api/runs/{run}/environments")
+    assert [e["path"] for e in tree["environments"]] == ["ledger"]
+    ledger = await get(client, f"/api/runs/{run}/environments/ledger")
+    assert {a["name"]: a["text"] for a in ledger["one"]["attributes"]}["notes"] == "60"
+    await get(client, f"/api/runs/{run}/environments/nothing", 422)
+
+    files = await get(client, f"/api/runs/{run}/files")
+    assert {f["name"] for f in files} >= {"answers.parquet", "answers.csv", "messages.parquet"}
+    for file in files:
+        answer = await client.get(f"/runs/{run}/files/{file['name']}", headers=bearer(READER))
+        assert answer.status == 200
+        assert f"{run}-{file['name']}" in answer.headers["Content-Disposition"]
+        content = await answer.read()
+        if file["name"] == "answers.csv":
+            assert content.count(b"\n") == 61
+    for wrong in ("nothing.txt", "..%2F..%2Faudit.jsonl", "%2Fetc%2Fpasswd"):
+        answer = await client.get(f"/runs/{run}/files/{wrong}", headers=bearer(READER))
+        assert answer.status in (404, 422), wrong
+    compared = await get(client, f"/api/runs/{run}/compare/{other}")
+    assert (compared["identical"], compared["differing"]) == (False, 60)
+    await get(client, f"/api/runs/{run}/compare/{run}", 422)
+
+    refused = await do(
+        client, f"/api/runs/{run}/interview", 422, agents=["people/1"], question="Why?"
+    )
+    assert "not under way" in refused["error"]
+    assert await do(client, f"/api/runs/{run}/clean-up") == {"workers": 0}
+    answer = await client.delete(f"/api/runs/{run}", headers=bearer(OPERATOR))
+    assert answer.status == 200
+    assert not (services.runs / run).exists()
+    for path in ("", "/agents/people/7", "/environments/ledger", f"/compare/{other}"):
+        await get(client, f"/api/runs/{run}{path}", 422)
+    assert (await client.delete(f"/api/runs/{run}", headers=bearer(OPERATOR))).status == 422
+
+
+async def test_a_manager_that_starts_late_knows_earlier_rounds(
+    manager: Manager, client: Client, services: Services
+) -> None:
+    run = (await play(services, game(rounds=3))).run
+    manager.watcher.progress.clear()
+    shutil.rmtree(services.runs / run)  # as on a machine without the recorder's folder
+    await manager.watcher.refresh()
+    told = await get(client, f"/api/runs/{run}")
+    assert [row["round"] for row in told["rounds"]] == [1, 2, 3]
+
+
+async def test_hosts_closely(manager: Manager, client: Client) -> None:
+    host = manager.settings.host
+    told = await get(client, f"/api/hosts/{host}/agents?lines=5")
+    assert told["here"]
+    assert len(told["log"]) <= 5
+    assert told["info"]["per_run"] == 2
+    await get(client, "/api/hosts/nowhere/agents", 422)
+    path = f"/api/hosts/{host}/agents"
+    assert (await do(client, f"{path}/change", per_run=3))["per_run"] == 3
+    assert (await do(client, f"{path}/change", per_run=2))["per_run"] == 2
+    wrong = await do(client, f"{path}/change", 422, per_run=0)
+    assert "per_run" in wrong["error"]
+    assert "no worker" in (await do(client, f"{path}/stop", 422, worker="w-nobody"))["error"]
+
+
+async def test_the_last_host_is_not_drained_under_a_run(manager: Manager, client: Client) -> None:
+    name, headers = unique("busy"), bearer(OPERATOR)
+    spec = {**game(params={"pause": 0.2}, rounds=50), "run": name}
+    await client.post("/api/runs", headers=headers, json=spec)
+    await wait_until(lambda: any(s.info.workers for s in manager.watcher.hosts.values()), within=20)
+    path = f"/api/hosts/{manager.settings.host}/agents/change"
+    refused = await do(client, path, 422, draining=True)
+    assert "no other host" in refused["error"]
+    cleaned = await do(client, f"/api/runs/{name}/clean-up", 422)
+    assert "cancel or pause" in cleaned["error"]
+    await do(client, f"/api/runs/{name}/cancel")
+
+
+async def test_populations(manager: Manager, client: Client, services: Services) -> None:
+    name = unique("drawn")
+    told = await do(
+        client, "/api/people/draw", 201, people="template:education", store=name, size=200
+    )
+    assert told["count"] == 200
+    everyone = await get(client, "/api/people")
+    assert name in {p["name"] for p in everyone["stored"]}
+    assert "education" in everyone["templates"]
+    for which, count in ((name, 200), ("template:education-us", 1500)):
+        one = await get(client, f"/api/people/{which}?seed=3")
+        assert one["people"] == count
+        assert len(one["sample"]) == 12
+        margin = next(m for m in one["margins"] if m["name"] == "education")
+        assert sum(margin["shares"]) == pytest.approx(1)
+    asked = (await get(client, "/api/people/template:education-us"))["margins"][0]["asked"]
+    assert sum(asked) == pytest.approx(1, abs=0.02)
+    for wrong in ("nobody", "template:nobody", "..%2Fx"):
+        await get(client, f"/api/people/{wrong}", 422)
+    await do(client, "/api/people/draw", 422, people="template:nobody", store=name)
+    written = unique("written")
+    begun = await do(
+        client,
+        "/api/people/write",
+        202,
+        name=written,
+        people="template:education",
+        size=2,
+        model={"backend": "scripted", "script": {"text": "A life in few words, {number}."}},
+    )
+    assert begun["name"] == written
+    jobs = (await get(client, "/api/people"))["jobs"]
+    assert written in {j["name"] for j in jobs}
+
+
+async def test_scenarios_are_described_and_no_code_is_imported(
+    client: Client, manager: Manager
+) -> None:
+    files = {s["file"]: s for s in await get(client, "/api/scenarios")}
+    file = "examples/guess_average/scenario.yaml"
+    assert file in files
+    assert not any("sweep" in s or "experiments" in s for s in files)
+    told = await get(client, f"/api/scenarios/{file}")
+    assert told["params"]["values"]["target"]["ratio"] == "2/3"
+    assert told["params"]["about"]["near"]
+    for wrong in ("examples/nothing.yaml", "..%2F..%2Fetc%2Fpasswd", "pyproject.toml"):
+        await get(client, f"/api/scenarios/{wrong}", 422)
+    import sys
+
+    assert "baselines" not in sys.modules  # a module beside that scenario
+
+
+async def test_a_form_with_what_cannot_be_used(client: Client) -> None:
+    word = await log_in(client)
+    path = "/start/examples/guess_average/scenario.yaml"
+    page = await (await client.get(path)).text()
+    assert 'name="params.target.ratio"' in page
+    for given, complaint in (
+        ({"agents.count": "many"}, "Agents: &#39;many&#39; is not a whole number"),
+        ({"agents.count": "0"}, "agents.count: "),
+        ({"params.style": "loud"}, "params.style: "),
+        ({"params.range": "[1, "}, "Range: "),
+        ({"run": "no name"}, "the run&#39;s name"),
+        ({"agents.personas": EVIL}, "there are no people named"),
+    ):
+        answer = await client.post(path, data={"csrf": word, "do": "start", **given})
+        text = await answer.text()
+        assert answer.status == 422, given
+        assert complaint in text, (given, re.findall(r'role="alert">(.*?)<', text))
+        assert EVIL not in text
+
+
+def test_forms_and_what_is_put_into_them() -> None:
+    spec = {
+        "name": "x",
+        "agents": {"count": 10},
+        "rounds": 2,
+        "seed": 0,
+        "models": {"default": {"backend": "openai", "model": "m", "base_url": "http://h"}},
+    }
+    schema = {
+        "properties": {
+            "size": {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]},
+            "loud": {"type": "boolean"},
+            "deep": {"$ref": "#/$defs/Deep"},
+            "rows": {"type": "array"},
+        },
+        "$defs": {"Deep": {"properties": {"way": {"enum": ["a", "b"]}}}},
+    }
+    values = {"size": 3, "loud": True, "deep": {"way": "a"}, "rows": [1, 2]}
+    described = {"spec": spec, "params": {"schema": schema, "values": values, "about": {}}}
+    form = form_of(described)
+    kinds = {f.key: f.kind for f in form["Parameters"]}
+    assert kinds == {
+        "params.size": "int",
+        "params.loud": "bool",
+        "params.deep.way": "choice",
+        "params.rows": "yaml",
+    }
+    given = {f.key: f.value for section in form.values() for f in section if f.kind != "bool"}
+    assert overrides_of(form, {**given, "params.loud": "true"}) == {}
+    changed = {**given, "params.size": "", "params.deep.way": "b", "params.rows": "[3]"}
+    assert overrides_of(form, {**changed, "models.default.backend": "scripted"}) == {
+        "params.size": None,
+        "params.loud": False,
+        "params.deep.way": "b",
+        "params.rows": [3],
+        "models.default.backend": "scripted",
+        "models.default.base_url": None,
+        "models.default.model": None,
+    }
+    assert form["Parameters"][0].value == ""  # what was given is shown again

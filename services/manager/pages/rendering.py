@@ -86,7 +86,8 @@ def problems(rendering: Rendering) -> Middleware:
         try:
             return await handler(request)
         except web.HTTPNotFound as error:
-            status, why = 404, (error.text or "").partition("404: ")[2] or error.text or ""
+            why = "" if error.text == "404: Not Found" else error.text or ""
+            status = 404
         except ValidationError as error:
             status, why = 422, first_problem(error)
         except (InvalidInputError, RemoteError) as error:

@@ -18,6 +18,8 @@ from shared.messages.scenario import ScenarioSpec
 from shared.service import first_problem
 
 _MOST_RUNS = 500
+_CHANGED = "as the command line changes it: "
+"""What stands before a complaint of what a form, and not the file, says."""
 
 
 def routes(rendering: Rendering) -> list[web.RouteDef]:
@@ -104,14 +106,18 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
             if given.get("do") == "estimate":
                 estimate = await manager.scenarios.estimate(file, overrides)
                 return shown(request, file, described, fields, run=run, estimate=estimate)
+            await manager.scenarios.describe(file, overrides)  # its code checks its parameters
             spec = read_scenario(await manager.scenarios.path(file), overrides).spec
+            if spec.agents.personas is not None:
+                await manager.people_source(spec)
             spec.run = check_token(run, "the run's name") if run else None
             told = await installation.submit(manager, spec)
         except ValidationError as error:
             why = first_problem(error)
             return shown(request, file, described, fields, run=run, problem=why)
         except PopulaceError as error:
-            return shown(request, file, described, fields, run=run, problem=str(error))
+            why = str(error).rpartition(_CHANGED)[2]
+            return shown(request, file, described, fields, run=run, problem=why)
         manager.audit(request, "submit", told.run)
         raise web.HTTPSeeOther(f"/runs/{told.run}")
 
