@@ -6,6 +6,7 @@ A scenario's code is never imported here: what needs it is asked of a process of
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import os
 import sys
@@ -41,6 +42,8 @@ class ScenarioBook:
         self._found: list[dict[str, Any]] = []
         self._looked = 0.0
         self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._described: dict[Path, tuple[Any, dict[str, Any]]] = {}
+        """What files said, while they and the code beside them stay as they are."""
 
     async def all(self) -> list[dict[str, Any]]:
         """All scenario files, by name: file (below its root), name, what it says of itself."""
@@ -67,7 +70,14 @@ class ScenarioBook:
             InvalidInputError: there is no such file, or it can't be used (with these overrides);
                 the text says why.
         """
-        return await self._ask("describe", await self.path(file), *_set(overrides or {}))
+        path = await self.path(file)
+        if overrides:
+            return await self._ask("describe", path, *_set(overrides))
+        state = await asyncio.to_thread(_state_of, path)
+        held = self._described.get(path)
+        if held is None or held[0] != state:
+            held = self._described[path] = (state, await self._ask("describe", path))
+        return copy.deepcopy(held[1])
 
     async def estimate(self, file: str, overrides: dict[str, Any]) -> dict[str, Any]:
         """What a run would ask of its models.
@@ -130,6 +140,12 @@ class ScenarioBook:
             why = said[-1] if said else f"it ended with code {process.returncode}"
             raise InvalidInputError(why.removeprefix("populace: ").removeprefix("error: "))
         return out.decode("utf-8", "replace")
+
+
+def _state_of(path: Path) -> Any:
+    """What changes when a scenario file, or code beside it, does."""
+    files = [path, *sorted(path.parent.glob("*.py"))]
+    return tuple((str(file), file.stat().st_mtime_ns) for file in files)
 
 
 def _set(overrides: dict[str, Any]) -> list[str]:
