@@ -11,6 +11,7 @@ import asyncio
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,7 +36,8 @@ PAGE = 50
 """Agents on a page."""
 MOST_ANSWERS = 500
 MOST_EXCHANGES = 100
-_INDEXES_HELD = 4
+_HELD = 6
+_PAUSE_TIMES = 5
 _READ_HELD = 2000
 _EXCHANGES_WITHIN = 10.0
 _KNOWN = (
@@ -76,8 +78,6 @@ class Index:
 
     table: pa.Table
     """By population and agent; then the columns of the answer, sums, and persona columns."""
-    stamp: Any
-    """What the files were like."""
     personas: list[str]
     """Names of the persona columns."""
     sizes: dict[str, int] = field(default_factory=dict)
@@ -130,7 +130,6 @@ def make_index(files: list[Path]) -> Index:
     Raises:
         InvalidInputError: a file can't be read.
     """
-    stamp = _stamp(files)
     sums: dict[str, _Sums] = {}
     pieces: list[pa.Table] = []
     try:
@@ -147,7 +146,7 @@ def make_index(files: list[Path]) -> Index:
         raise InvalidInputError(f"the answers can't be read: {error}") from None
     table = pa.concat_tables(pieces, promote_options="permissive") if pieces else None
     if table is None:
-        return Index(pa.table({"population": [], "agent": []}), stamp, [])
+        return Index(pa.table({"population": [], "agent": []}), [])
     agents = table["agent"].to_numpy()
     populations = table["population"].combine_chunks().dictionary_encode()
     codes = populations.indices.to_numpy(zero_copy_only=False)
@@ -160,7 +159,7 @@ def make_index(files: list[Path]) -> Index:
     table = table.sort_by([("population", "ascending"), ("agent", "ascending")]).combine_chunks()
     personas = [n for n in table.column_names if n not in (*_KNOWN, *_SUMS)]
     sizes = {name: int(one.seen.size) for name, one in sorted(sums.items())}
-    return Index(table, stamp, personas, sizes)
+    return Index(table, personas, sizes)
 
 
 def _texts(table: pa.Table) -> pa.Table:
@@ -334,6 +333,16 @@ def by_group(files: list[Path], column: str, most: int = 12) -> dict[str, Any]:
     return {"rounds": rounds, "lines": {name: lines[name] for name in sorted(kept)}}
 
 
+@dataclass(frozen=True)
+class _Held:
+    """Something that was made of a run's files."""
+
+    value: Any
+    stamp: Any
+    at: float
+    took: float
+
+
 class AgentBook:
     """Looks agents up, for pages and programs.
 
@@ -343,10 +352,9 @@ class AgentBook:
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
-        self._indexes: OrderedDict[str, Index] = OrderedDict()
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._made: dict[str, tuple[float, float]] = {}
-        """By run: when its index was made, and how many seconds that took."""
+        self._held: OrderedDict[tuple[str, str], _Held] = OrderedDict()
+        """By run and what it is."""
+        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
         self._ahead: asyncio.Task[Index] | None = None
         self._read: OrderedDict[tuple[Any, ...], pa.Table] = OrderedDict()
         """One agent's answers of one file, as it was; used in threads, one at a time."""
@@ -362,24 +370,41 @@ class AgentBook:
         Raises:
             InvalidInputError: the files can't be read.
         """
-        lock = self._locks.setdefault(run, asyncio.Lock())
-        async with lock:
-            files = await asyncio.to_thread(answer_files, self.folder(run))
-            held = self._indexes.get(run)
+        found: Index = await self._made_of((run, "index"), make_index)
+        return found
+
+    async def by_group(self, run: str, column: str) -> dict[str, Any] | None:
+        """See ``by_group``; None: no answers have such a column (yet)."""
+        try:
+            found: dict[str, Any] = await self._made_of(
+                (run, f"by {column}"), lambda files: by_group(files, column)
+            )
+        except InvalidInputError:
+            return None
+        return found
+
+    async def _made_of(self, key: tuple[str, str], make: Callable[[list[Path]], Any]) -> Any:
+        """Something made of a run's files, kept while they stay as they are.
+
+        Of a run under way, whose files change all the time, it may be some seconds old: a sixth of
+        the time at most is spent on making it.
+        """
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            files = await asyncio.to_thread(answer_files, self.folder(key[0]))
             stamp = await asyncio.to_thread(_stamp, files)
-            if held is not None and held.stamp == stamp:
-                self._indexes.move_to_end(run)
-                return held
-            began, (at, took) = time.monotonic(), self._made.get(run, (0.0, 0.0))
-            if held is not None and began - at < 5 * took:
-                return held  # a run under way: not all the time is for reading it
-            made = self._indexes[run] = await asyncio.to_thread(make_index, files)
-            self._made[run] = (time.monotonic(), time.monotonic() - began)
-            while len(self._indexes) > _INDEXES_HELD:
-                gone, _ = self._indexes.popitem(last=False)
-                self._made.pop(gone, None)
+            held = self._held.get(key)
+            began = time.monotonic()
+            if held is not None:
+                self._held.move_to_end(key)
+                if held.stamp == stamp or began - held.at < _PAUSE_TIMES * held.took:
+                    return held.value
+            value = await asyncio.to_thread(make, files)
+            now = time.monotonic()
+            self._held[key] = _Held(value, stamp, now, now - began)
+            while len(self._held) > _HELD:
+                gone, _ = self._held.popitem(last=False)
                 self._locks.pop(gone, None)
-            return made
+            return value
 
     async def personas(self, run: str) -> list[str]:
         """Names of a run's persona columns; its index is made meanwhile, as it is wanted next.
@@ -390,7 +415,7 @@ class AgentBook:
         files = await asyncio.to_thread(answer_files, self.folder(run))
         if not files:
             return []
-        if run not in self._indexes and self._ahead is None:
+        if (run, "index") not in self._held and self._ahead is None:
             self._ahead = asyncio.ensure_future(self.index(run))
             self._ahead.add_done_callback(self._made_ahead)
         return await asyncio.to_thread(persona_columns, files[0])
@@ -402,8 +427,8 @@ class AgentBook:
 
     def forget(self, run: str) -> None:
         """A run was deleted."""
-        self._indexes.pop(run, None)
-        self._made.pop(run, None)
+        for key in [key for key in self._held if key[0] == run]:
+            del self._held[key]
 
     async def page(
         self, run: str, population: str, filters: list[Filter], sort: str, start: int

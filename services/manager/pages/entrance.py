@@ -78,7 +78,7 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
         return web.Response(text="ok\n")
 
     async def static(request: web.Request) -> web.Response:
-        return files.answer(request)
+        return await files.answer(request)
 
     return [
         web.get("/login", login),

@@ -146,7 +146,7 @@ class StaticFiles:
         tag = f'"{hash(content) & 0xFFFFFFFFFFFF:x}"'
         self._held[name] = (content, small, tag)
 
-    def answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.Response:
         """The file that a request asks for.
 
         Raises:
@@ -154,7 +154,7 @@ class StaticFiles:
         """
         name = request.match_info["name"]
         if name == "plotly.js" and name not in self._held:
-            self._add(name, _plotly())
+            await asyncio.to_thread(lambda: self._add(name, _plotly()))
         held = self._held.get(name)
         if held is None:
             raise web.HTTPNotFound(text="there is no such file")

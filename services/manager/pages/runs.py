@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import yaml
@@ -10,7 +9,6 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from services.manager import installation
-from services.manager.agents import answer_files, by_group
 from services.manager.pages.rendering import Rendering
 from services.manager.records import FILES
 from shared.errors import BusError, InvalidInputError, PopulaceError
@@ -54,20 +52,13 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
             chart={**chart(it["rounds"], plain), "main": it["lines"]},
             groups=personas,
             by=by if by in personas else "",
-            group_chart=await grouped(name, by) if by in personas else None,
+            group_chart=await manager.agents.by_group(name, by) if by in personas else None,
             rows=it["rounds"][-_MOST_ROUNDS_SHOWN:],
             left_out=max(0, len(it["rounds"]) - _MOST_ROUNDS_SHOWN),
             usage=usage[0] if usage else None,
             files=manager.records.files(name),
             problem=problem,
         )
-
-    async def grouped(name: str, by: str) -> dict[str, Any] | None:
-        files = await asyncio.to_thread(answer_files, manager.agents.folder(name))
-        try:
-            return await asyncio.to_thread(by_group, files, by)
-        except InvalidInputError:
-            return None
 
     async def act(request: web.Request) -> web.Response:
         name, action = request.match_info["run"], request.match_info["action"]
