@@ -16,7 +16,7 @@ from populace.commits import last_commit
 from populace.directory import shard_name
 from shared.bus import Bus
 from shared.codec import plain
-from shared.errors import BusError, InvalidInputError, RemoteError
+from shared.errors import BusError, BusTimeoutError, InvalidInputError, RemoteError
 from shared.messages.control import SavedPart
 from shared.messages.inspection import (
     EnvironmentSeen,
@@ -35,7 +35,7 @@ from shared.subjects import ENVIRONMENT, Subjects
 if TYPE_CHECKING:
     from populace.world import World
 
-_WITHIN = 5.0
+_WITHIN = 2.0
 _MOST_WORKERS = 64
 """Workers that are asked what they hold, of a run that has more."""
 _MOST_LISTENERS = 500
@@ -63,9 +63,11 @@ async def inspect(
         BusError: nobody plays the run, or does not answer.
     """
     request = Inspect(agent=agent, environment=environment)
-    return await ask(
-        bus, subjects.run_owner(run, "inspect"), request, Inspected, timeout=2 * _WITHIN
-    )
+    subject = subjects.run_owner(run, "inspect")
+    try:
+        return await ask(bus, subject, request, Inspected, timeout=1.5 * _WITHIN)
+    except BusTimeoutError:  # an owner that leaves one life for the next takes questions with it
+        return await ask(bus, subject, request, Inspected, timeout=1.5 * _WITHIN)
 
 
 async def stored_agent(bus: Bus, subjects: Subjects, run: str, name: str) -> Looked | None:

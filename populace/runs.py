@@ -119,11 +119,11 @@ async def control(
     bus: NatsBus,
     settings: Settings,
     run: str,
-    action: Literal["cancel", "pause", "inject"],
+    action: Literal["cancel", "pause", "inject", "spread"],
     *,
     event: PlannedEvent | None = None,
 ) -> ControlReply:
-    """Ask a run's director to end it, to pause it, or to bring an event into it.
+    """Ask a run's director to end or pause it, to bring an event in, or to spread it anew.
 
     Raises:
         RemoteError: it is over.

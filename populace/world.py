@@ -291,6 +291,12 @@ class World:
         self._workers = [(name, host) for name, host in self._workers if name != worker]
         self._isolated = [(name, host) for name, host in self._isolated if name != worker]
 
+    def leave(self, reason: str) -> None:
+        """Break a durable world, so that its run goes on in another."""
+        if self.durable:
+            self.lost.append(reason)
+            self._break(reason)
+
     def _break(self, reason: str) -> None:
         if not self.broken.done():
             self.broken.set_result(reason)

@@ -28,6 +28,7 @@ from shared.codec import (
 )
 from shared.errors import (
     BusDisconnectedError,
+    BusError,
     BusUnavailableError,
     InvalidInputError,
     NoRespondersError,
@@ -141,7 +142,10 @@ async def answer_request(
     if message.reply:
         data = to_json(fields) if as_json else pack_plain(fields)
         kind = JSON_TYPE if as_json else MSGPACK_TYPE
-        bus.send(message.reply, data, headers={CONTENT_TYPE: kind})
+        try:
+            bus.send(message.reply, data, headers={CONTENT_TYPE: kind})
+        except BusError as error:  # whoever asked finds that there is no answer
+            _log.warning("an answer was not sent", subject=message.subject, error=str(error))
 
 
 class ServiceContext:

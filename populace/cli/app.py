@@ -359,6 +359,14 @@ def pause(run: Run) -> None:
 
 
 @app.command()
+def spread(run: Run) -> None:
+    """Give a run workers anew, on the hosts that there are now; its round is begun again."""
+    settings = quiet_settings()
+    asyncio.run(with_bus(settings, lambda bus: control(bus, settings, run, "spread")))
+    typer.echo(f"{run}: it takes workers anew")
+
+
+@app.command()
 def resume(
     run: Run,
     rounds: Annotated[

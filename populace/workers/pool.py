@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from populace.errors import PlacementError
@@ -163,7 +164,7 @@ class WorkerPool:
                 else:
                     found.extend(outcome)
             if not gone or (count is None and found):
-                return found
+                return _in_turn(found)
             dead |= gone
             missing = None if count is None else sum(shares[host] for host in gone)
 
@@ -257,6 +258,17 @@ class WorkerPool:
                 await self._lease
         hosts, self.hosts = list(self.hosts), {}
         await self._release(hosts, kill=kill)
+
+
+def _in_turn(workers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Workers with their hosts taking turns, so that whatever is fewer spreads over them too."""
+    place: Counter[str] = Counter()
+    ranked = []
+    for worker, host in workers:
+        ranked.append((place[host], worker, host))
+        place[host] += 1
+    ranked.sort(key=lambda row: row[0])
+    return [(worker, host) for _, worker, host in ranked]
 
 
 def _divide(hosts: list[HostInfo], count: int | None, at_most: int | None) -> dict[str, int]:

@@ -255,12 +255,17 @@ class Director:
             raise InvalidInputError(f"the run {run.info.run!r} is over")
         if request.event is not None:
             return await self._inject(run, info, request.event)
-        if request.action == "pause":
+        if request.action in ("pause", "spread"):
             spec = await read_spec(self._bus, self._subjects, run.info.run)
             if spec is None or spec.durability == "none" or info.not_durable:
+                what = "paused" if request.action == "pause" else "spread anew"
                 raise InvalidInputError(
-                    f"the run {run.info.run!r} can't be paused, as nothing of it is kept; cancel it"
+                    f"the run {run.info.run!r} can't be {what}, as nothing of it is kept; cancel it"
                 )
+        if request.action == "spread":
+            run.process.tell("spread")
+            return ControlReply(state=info.state)
+        if request.action == "pause":
             run.paused = True
         if not run.cancelled:
             run.cancelled = True

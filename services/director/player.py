@@ -114,6 +114,8 @@ class Run:
         """Whether this life has finished a round."""
         self._lost: list[str] = []
         self._injections: Injections | None = None
+        self._world: World | None = None
+        """That of this life, once it is open."""
         self._refused_before = 0
         """Prompts that earlier lives were refused, for want of budget."""
         self._reported: dict[str, dict[str, Any]] = {}
@@ -191,6 +193,11 @@ class Run:
             return
         if self._injections is not None and name in kept:
             self._injections.take(name, kept[name])
+
+    def spread(self) -> None:
+        """Have the run begin another life, on the hosts that there are now."""
+        if self._world is not None and self._may_go_on:
+            self._world.leave("it is spread over the hosts anew")
 
     def heed(self, line: str) -> None:
         """Take a word of the director, and a reason; an empty line means that it is gone."""
@@ -333,6 +340,7 @@ class Run:
             durable=self._may_go_on,
             recall=[] if life == 1 else [*([0] if first == 0 else []), max(1, first), FINISH],
         ) as world:
+            self._world = world
             self._manifest = {
                 **self._manifest,
                 **self._describe(world),
@@ -538,6 +546,9 @@ async def _main(settings: Settings, order: RunOrder, lifeline: int) -> int:
 
     def heed(word: str) -> None:
         nonlocal heeded
+        if word == "spread":
+            played.spread()
+            return
         if word.startswith("inject "):
             task = asyncio.ensure_future(played.inject(word.removeprefix("inject ")))
             fetching.add(task)

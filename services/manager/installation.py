@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from services.manager.manager import Manager
     from services.manager.watcher import Progress
 
-ACTIONS = ("cancel", "pause", "resume")
+ACTIONS = ("cancel", "pause", "resume", "spread")
 _LOOKS, _LOOK_EVERY = 30, 0.1
 
 
@@ -144,7 +144,7 @@ async def usage(manager: Manager, names: list[str]) -> list[dict[str, Any]]:
 
 # What can be done
 async def act(manager: Manager, name: str, action: str, fields: dict[str, Any]) -> Told:
-    """Cancel, pause or resume a run.
+    """Cancel, pause, resume a run, or spread it over the hosts anew.
 
     Raises:
         PopulaceError: that is not possible; the text says why.
@@ -161,7 +161,10 @@ async def act(manager: Manager, name: str, action: str, fields: dict[str, Any]) 
         )
         reply = await manage(bus, settings, request)
     else:
-        reply = await control(bus, settings, name, "pause" if action == "pause" else "cancel")
+        asked: Literal["cancel", "pause", "spread"] = "cancel"
+        if action in ("pause", "spread"):
+            asked = "pause" if action == "pause" else "spread"
+        reply = await control(bus, settings, name, asked)
     await manager.watcher.refresh()
     return Told(run=name, state=reply.state)
 

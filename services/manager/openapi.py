@@ -109,6 +109,7 @@ def _paths() -> dict[str, Any]:
         "/api/runs/{run}/usage": _got("what it asked of models, and what it cost"),
         "/api/runs/{run}/cancel": _done("end a run"),
         "/api/runs/{run}/pause": _done("stop a run where it is"),
+        "/api/runs/{run}/spread": _done("take workers anew, on the hosts that there are now"),
         "/api/runs/{run}/resume": _done("go on with a run", _object(rounds="integer")),
         "/api/runs/{run}/events": _done("bring an event into a run", PlannedEvent),
         "/api/runs/{run}/interview": _done("ask agents something", InterviewRequest),

@@ -468,7 +468,8 @@ class Submitted(BaseModel):
 class ControlRequest(Strict):
     """Asks something of a run's director."""
 
-    action: Literal["cancel", "pause", "inject"]
+    action: Literal["cancel", "pause", "inject", "spread"]
+    """"spread": take workers anew, on the hosts that there are now."""
     reason: str = ""
     """Why, where it is no person who asks."""
     event: PlannedEvent | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import pytest
 
 from populace.inspection import inspect
 from populace.recorded import compare, results
-from populace.runs import find_run
+from populace.runs import control, find_run
 from shared.bus import NatsBus
-from shared.errors import NoRespondersError, RemoteError
+from shared.errors import BusError, NoRespondersError, RemoteError
 from shared.messages.control import (
     HostChange,
     HostDetail,
@@ -185,6 +186,30 @@ async def test_a_drained_host_gives_its_agents_to_others(
     assert told.free > 0
     told = await change(bus, services, second_host, per_run=1)
     assert told.per_run == 1
+    # A run that is under way takes workers anew, on all hosts that there are.
+    wide = {**fields, "run": unique("wide"), "agents": {"count": 40}, "rounds": 12}
+    undisturbed = await play(services, wide)
+    wide["run"] = unique("wide")
+    await change(bus, services, second_host, draining=True)
+    run = await begin(bus, services, wide, 1)
+    assert {w.host for w in (await look(bus, services, run)).workers if w.holds == "agents"} == {
+        settings.host
+    }
+    await change(bus, services, second_host, draining=False)
+    await control(bus, settings, run, "spread")
+    async with asyncio.timeout(30):
+        hosts: set[str] = set()
+        while len(hosts) < 2:
+            with contextlib.suppress(BusError):  # between two lives
+                whole = await look(bus, services, run)
+                where = {w.worker: w.host for w in whole.workers}
+                hosts = {where[worker] for worker in whole.populations[0].workers}
+            await asyncio.sleep(0.05)
+    outcome = await watch(bus, services, run)
+    assert (outcome.state, outcome.reason) == ("finished", "")
+    assert compare(results(undisturbed.run, settings), results(run, settings)).identical
+    manifest = results(run, settings).manifest
+    assert manifest["workers_lost"] == ["it is spread over the hosts anew"]
     # Cleaning up: whatever is left of a run there ends, of all its lives.
     subject = settings.subjects.host(second_host, "release")
     await ask(bus, subject, ReleaseWorkers(run=other, before=99, kill=True), Released, timeout=30)
