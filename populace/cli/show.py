@@ -174,6 +174,9 @@ def outcome_table(outcome: Outcome) -> Table:
     keys: list[str] = []
     for row in outcome.rows:
         keys.extend(key for key in row.values if key not in keys)
+    # Lists and mappings have no place in a table; they stand in rounds.json.
+    rows = [row.values for row in outcome.rows]
+    keys = [k for k in keys if not any(isinstance(r.get(k), (dict, list)) for r in rows)]
     table = Table(title=f"{escape(outcome.name)} ({outcome.run})", box=box.SIMPLE_HEAD)
     for heading in ("round", "answers", "failed", *keys, "tokens", "seconds"):
         table.add_column(heading.replace("_", " "), justify="right")
