@@ -46,6 +46,7 @@ class Estimate:
     """None: the price of a model is not known."""
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     by_round: list[dict[str, Any]] = field(default_factory=list)
+    """Of the rounds that were played."""
 
     @property
     def tokens(self) -> int:
@@ -107,28 +108,40 @@ async def estimate(
         except PopulaceError as error:
             raise PopulaceError(f"the scenario can't be played for an estimate: {error}") from error
         accounts = world.accounts
-    _extend(accounts, spec, played)
     return _scaled(spec, accounts, count, prices, played)
 
 
-def _extend(accounts: Accounts, spec: ScenarioSpec, played: int) -> None:
-    """Go on to the last round: as the last one played, with prompts growing as they grew.
+def _beyond(accounts: Accounts, spec: ScenarioSpec, played: int) -> dict[str, Usage]:
+    """What the rounds after those that were played will ask, by model.
 
-    Prompts grow while memories do, up to what a model can take.
+    They are like the last third of those in the mean, with prompts that grow as they grew since
+    the third before it: memories do, up to what a model can take. So rounds may differ.
     """
-    half = played - played // 2
-    for name in dict.fromkeys(model for _, model in accounts.by):
-        before, last = accounts.total(half, name), accounts.total(played, name)
-        if played >= spec.rounds or not last.requests:
-            continue
-        growth = max(0.0, (last.tokens_in - before.tokens_in) / (played - half))
+    count, third = spec.rounds - played, played // 3
+    found: dict[str, Usage] = {}
+    for name in dict.fromkeys(model for _, model in accounts.by) if count > 0 else ():
+        before, last = Usage(), Usage()
+        for (number, model), usage in accounts.by.items():
+            if model == name and number > played - third:
+                last.merge(asdict(usage))
+            elif model == name and number > played - 2 * third:
+                before.merge(asdict(usage))
+        each = last.tokens_in / third
+        growth = max(0.0, (last.tokens_in - before.tokens_in) / third) / third
         context = spec.models[name].context if name in spec.models else None
-        most = math.inf if context is None else last.requests * context
-        for number in range(played + 1, spec.rounds + 1):
-            grown = last.tokens_in + growth * (number - played)
-            usage = accounts.by[number, name] = Usage()
-            usage.merge(asdict(last))
-            usage.tokens_in = math.ceil(max(last.tokens_in, min(grown, most)))
+        most = math.inf if context is None else context * last.requests / third
+        # The mean is that of the middle of the third; from there on it grows, as far as it may.
+        first = each + growth * (third / 2 + 1)
+        grows = count if growth == 0 or most == math.inf else int((most - first) / growth)
+        grows = min(max(grows, 0), count)
+        whole = grows * first + growth * grows * (grows - 1) / 2
+        whole += (count - grows) * (min(most, first) if growth == 0 or not grows else most)
+        found[name] = Usage(
+            requests=math.ceil(last.requests / third * count),
+            tokens_in=math.ceil(whole),
+            tokens_out=math.ceil(last.tokens_out / third * count),
+        )
+    return found
 
 
 def _silent(model: ModelSpec, answer_tokens: int) -> ModelSpec:
@@ -161,9 +174,11 @@ def _scaled(
 ) -> Estimate:
     factor = spec.agents.count / count
     found = Estimate(agents=spec.agents.count, sampled=count, rounds=spec.rounds, played=played)
+    beyond = _beyond(accounts, spec, played)
     for name, sums in accounts.by_model().items():
         usage = Usage()
         usage.merge(sums)
+        usage.merge(asdict(beyond.get(name, Usage())))
         price = prices.get(name)
         found.models[name] = {
             "requests": math.ceil(usage.requests * factor),

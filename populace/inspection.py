@@ -10,15 +10,15 @@ import asyncio
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from populace._runtime.looking import shown_attributes, shown_memory
+from populace._runtime.looking import shown_attributes, shown_memory, shown_view
 from populace._runtime.saving import StateStore, read_agent, read_environment
 from populace.commits import last_commit
 from populace.directory import shard_name
 from shared.bus import Bus
-from shared.codec import plain
 from shared.errors import BusError, BusTimeoutError, InvalidInputError, RemoteError
 from shared.messages.control import SavedPart
 from shared.messages.inspection import (
+    Attribute,
     EnvironmentSeen,
     Held,
     Inspect,
@@ -48,6 +48,7 @@ async def inspect(
     *,
     agent: str | None = None,
     environment: str | None = None,
+    workers: bool = True,
 ) -> Inspected:
     """Look into a run.
 
@@ -57,12 +58,13 @@ async def inspect(
         run: the run, which has to be under way.
         agent: by population and number, such as ``players/17``.
         environment: by path.
+        workers: whether each worker is asked as well, if the whole is meant.
 
     Raises:
         RemoteError: there is no such agent or environment.
         BusError: nobody plays the run, or does not answer.
     """
-    request = Inspect(agent=agent, environment=environment)
+    request = Inspect(agent=agent, environment=environment, workers=workers)
     subject = subjects.run_owner(run, "inspect")
     try:
         return await ask(bus, subject, request, Inspected, timeout=1.5 * _WITHIN)
@@ -107,8 +109,16 @@ async def stored_agent(bus: Bus, subjects: Subjects, run: str, name: str) -> Loo
     )
 
 
-async def stored_environments(bus: Bus, subjects: Subjects, run: str) -> list[Looked]:
-    """What the environments held at the end of the last committed round.
+async def stored_environments(
+    bus: Bus, subjects: Subjects, run: str, only: str | None = None
+) -> list[Looked]:
+    """Which environments there were at the end of the last committed round.
+
+    Args:
+        bus: a connection.
+        subjects: the installation's.
+        run: the run.
+        only: the path of one, of which is told as well what it held.
 
     Raises:
         BusError: it can't be read.
@@ -120,30 +130,35 @@ async def stored_environments(bus: Bus, subjects: Subjects, run: str) -> list[Lo
     store = StateStore(bus, subjects, run, 0)
     found = []
     for path, class_path, _, _ in commit.world["environments"]:
+        if only not in (None, path):
+            continue
         part = commit.world["parts"].get(f"{ENVIRONMENT}{path}")
         one = Looked(name=path, class_name=class_path.rpartition(":")[2], round=commit.round)
-        if part is not None:
+        if part is not None and only is not None:
             data = await store.read(f"{ENVIRONMENT}{path}", SavedPart.model_validate(part))
-            state = await asyncio.to_thread(read_environment, data)
-            one.attributes = shown_attributes(state)
-            one.view = _view_of(class_path, state)
+            one.attributes, one.view = await asyncio.to_thread(_stored, class_path, data)
         found.append(one)
     return found
+
+
+def _stored(class_path: str, data: bytes) -> tuple[list[Attribute], dict[str, Any] | None]:
+    """What a stored environment held, and its view; in a thread."""
+    state = read_environment(data)
+    return shown_attributes(state), _view_of(class_path, state)
 
 
 def _view_of(class_path: str, state: dict[str, Any]) -> dict[str, Any] | None:
     """How an environment is shown that lives no more, if its class is one of Populace's own."""
     module, _, name = class_path.partition(":")
-    if not module.startswith("populace.environments"):
+    if module.partition(".")[0] != "populace":
         return None  # code of others is run by workers alone
     try:
         cls = getattr(importlib.import_module(module), name)
         environment = cls.__new__(cls)
         environment.restore(state)
-        view: dict[str, Any] = plain(environment.view())
     except Exception as error:
         return {"kind": "none", "why": f"{type(error).__name__}: {error}"}
-    return view
+    return shown_view(environment)
 
 
 class Inspections:
@@ -175,7 +190,9 @@ class Inspections:
         elif request.environment is not None:
             told.where, told.one = await self._one(*self._find_environment(request.environment))
         else:
-            await self._whole(told)
+            self._placed(told)
+            if request.workers:
+                await self._held_by_all(told)
         return told
 
     def _find_agent(self, name: str) -> tuple[str, str, Look]:
@@ -201,7 +218,7 @@ class Inspections:
         found = await ask(bus, subjects.worker(worker, "look"), look, Looked, timeout=_WITHIN)
         return f"{worker} on {host}", found
 
-    async def _whole(self, told: Inspected) -> None:
+    def _placed(self, told: Inspected) -> None:
         world = self._world
         for name, made in world._made.items():
             seen = PopulationSeen(
@@ -226,6 +243,9 @@ class Inspections:
             WorkerSeen(worker=worker, host=world._keeping.host_of(worker), holds="environments")
             for worker in world._keeping.workers
         ]
+
+    async def _held_by_all(self, told: Inspected) -> None:
+        world = self._world
         await asyncio.gather(*(self._held(seen) for seen in told.workers[:_MOST_WORKERS]))
         listens = [
             Listens(

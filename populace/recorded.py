@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,10 +89,9 @@ class RecordedRun:
         whole = self.folder / "answers.parquet"
         files = [whole] if whole.exists() else self._parts()
         try:
-            tables = [pq.read_table(file) for file in files]
-        except (OSError, pa.ArrowInvalid) as error:
+            return concat_answers([pq.read_table(file) for file in files])
+        except (OSError, pa.ArrowException) as error:
             raise InvalidInputError(f"the answers of {self.run!r} can't be read: {error}") from None
-        return pa.concat_tables(tables, promote_options="permissive")
 
     def to_pandas(self) -> pd.DataFrame:
         """The same as a pandas DataFrame; needs pandas.
@@ -120,6 +120,64 @@ class RecordedRun:
 
     def __repr__(self) -> str:
         return f"<RecordedRun {self.run} in {self.folder}>"
+
+
+def concat_answers(tables: Sequence[pa.Table]) -> pa.Table:
+    """Tables of answers as one.
+
+    Persona columns may lack in some; one that has another type in each (an attribute of two
+    populations, say) becomes text.
+    """
+    import pyarrow as pa
+
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        schema = answers_schema([table.schema for table in tables])
+        return pa.concat_tables([fit_answers(table, schema) for table in tables])
+
+
+def answers_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """The schema of tables of answers as one, see ``concat_answers``."""
+    import pyarrow as pa
+
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive")
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        types: dict[str, pa.DataType] = {}
+        for schema in schemas:
+            for one in schema:
+                known = types.setdefault(one.name, one.type)
+                if known != one.type:
+                    types[one.name] = _common(known, one.type)
+        return pa.schema([pa.field(name, kind) for name, kind in types.items()])
+
+
+def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    try:
+        pair = [pa.schema([("x", one)]), pa.schema([("x", other)])]
+        return pa.unify_schemas(pair, promote_options="permissive").field("x").type
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        return pa.string()
+
+
+def fit_answers(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table with the columns of a schema of ``answers_schema``; those that it lacks are null."""
+    import pyarrow as pa
+
+    columns = []
+    for one in schema:
+        if one.name not in table.column_names:
+            columns.append(pa.nulls(table.num_rows, one.type))
+            continue
+        column = table[one.name]
+        if pa.types.is_nested(column.type) and column.type != one.type:
+            texts = [None if v is None else json.dumps(v) for v in column.to_pylist()]
+            column = pa.array(texts, pa.string())
+        columns.append(column if column.type == one.type else column.cast(one.type))
+    return pa.table(columns, schema=schema)
 
 
 def _library(name: str) -> Any:

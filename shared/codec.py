@@ -243,8 +243,12 @@ def readable(data: bytes) -> Any:
         path, content = value
         return {"class": path, **content} if isinstance(content, dict) else content
 
+    def mapping(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+        # A tuple, say, that was a key is a list by now.
+        return {k if isinstance(k, (str, int)) else str(k): v for k, v in pairs}
+
     try:
-        return msgpack.unpackb(data, ext_hook=hook, strict_map_key=False)
+        return msgpack.unpackb(data, ext_hook=hook, object_pairs_hook=mapping, strict_map_key=False)
     except Exception as error:
         raise CodecError(f"bytes can't be read as msgpack: {error}") from None
 

@@ -17,6 +17,8 @@ from shared.errors import InvalidInputError
 from shared.ids import check_token
 from shared.subjects import Subjects
 
+_SHORTEST_TOKEN = 8
+
 
 class Settings(BaseSettings):
     """One field per setting; the variable is the field's name with ``POPULACE_`` before it."""
@@ -90,6 +92,18 @@ class Settings(BaseSettings):
     api_key_env_allow: str = "*_API_KEY,*_KEY"
     """Patterns of the environment variables that a scenario may name as an API key."""
 
+    @field_validator("manager_token", "manager_reader_token", mode="before")
+    @classmethod
+    def _token_or_none(cls, value: object) -> object:
+        """An empty variable is one that isn't set: nobody logs in with nothing."""
+        text = value.get_secret_value() if isinstance(value, SecretStr) else value
+        if isinstance(text, str):
+            if not text.strip():
+                return None
+            if len(text) < _SHORTEST_TOKEN or not text.isascii() or not text.isprintable():
+                raise ValueError(f"must be {_SHORTEST_TOKEN} or more printable ASCII characters")
+        return value
+
     @field_validator("prefix")
     @classmethod
     def _prefix_is_token(cls, value: str) -> str:
@@ -145,7 +159,7 @@ def load_settings(**overrides: object) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = "POPULACE_" + str(first["loc"][0]).upper() if first["loc"] else "POPULACE_*"
+        shown = "" if name.endswith("_TOKEN") else f" (it is {first.get('input')!r})"
         raise InvalidInputError(
-            f"the environment variable {name} can't be used: {first['msg']} "
-            f"(it is {first.get('input')!r})"
+            f"the environment variable {name} can't be used: {first['msg']}{shown}"
         ) from None

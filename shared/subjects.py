@@ -44,6 +44,12 @@ class Subjects:
         """
         return run if life <= 1 else f"{run}~{life}"
 
+    @staticmethod
+    def life_of(scope: str) -> tuple[str, int]:
+        """The run, and which life of it, that a scope is of."""
+        run, _, life = scope.partition("~")
+        return run, int(life) if life else 1
+
     @property
     def run_manage(self) -> str:
         """Request to any director: resume a run, or end one that nobody plays."""

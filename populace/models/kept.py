@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -97,21 +98,28 @@ class KeptAnswers:
         return found
 
     async def of_agent(
-        self, run: str, round_number: int, population: str, agent: int
-    ) -> list[tuple[ModelRequest, ModelResponse]]:
+        self, run: str, round_number: int, population: str, agent: int, until: float
+    ) -> tuple[list[tuple[ModelRequest, ModelResponse]], bool]:
         """What one agent asked in a round, in order, and what was answered.
 
-        All of the round is read for it.
+        All of the round is read for it, until that time (``time.monotonic``) has come.
+
+        Returns:
+            The pairs, and whether the round was read to its end.
 
         Raises:
             BusError: the stream can't be read.
         """
         found: dict[Key, tuple[ModelRequest, ModelResponse]] = {}
+        whole = True
         subjects = (self._subjects.model_kept(run, round_number),)
         async for key, request, response in self._rows(subjects):
             if key[1] == population and key[2] == agent:
                 found.setdefault(key, (ModelRequest.from_columns(request), response))
-        return [found[key] for key in sorted(found, key=lambda k: k[4])]
+            if time.monotonic() > until:
+                whole = False
+                break
+        return [found[key] for key in sorted(found, key=lambda k: k[4])], whole
 
     async def _rows(
         self, subjects: tuple[str, ...]

@@ -295,8 +295,13 @@ async def look(settings: Settings) -> StackStatus:
         services=services,
         hosts=sorted(found_hosts, key=lambda h: h.host),
         runs=sorted(found_runs, key=lambda r: -r.created),
-        page=page_address(settings),
+        page=page_address(settings) if _page_is_up(record) else None,
     )
+
+
+def _page_is_up(record: StackRecord | None) -> bool:
+    noted = record.processes if record is not None else []
+    return any(p.name in MANAGER and processes.is_alive(p) for p in noted)
 
 
 async def _instances(bus: NatsBus, subject: str, reply: str) -> int:

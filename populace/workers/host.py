@@ -114,6 +114,7 @@ class Host:
         self._since = time.time()
         self._closing = False
         self._draining = False
+        self._load = self._load_at = 0.0
         environment = (
             {**os.environ, "POPULACE_NATS_URL": self._settings.nats_url}
             if self._settings.nats_url
@@ -143,7 +144,7 @@ class Host:
             address=socket.gethostname(),
             cores=self._settings.cores,
             memory=psutil.virtual_memory().total,
-            load=psutil.cpu_percent() / 100,
+            load=self._load,
             workers=busy,
             free=self._room,
             per_run=self._per_run,
@@ -157,7 +158,7 @@ class Host:
     def _by_run(self) -> dict[str, int]:
         found: Counter[str] = Counter()
         for scope, run in self._runs.items():
-            found[scope.partition("~")[0]] += len(run.workers) + run.coming
+            found[self._subjects.life_of(scope)[0]] += len(run.workers) + run.coming
         return dict(found)
 
     # Processes
@@ -181,6 +182,8 @@ class Host:
     async def _fork(self, run: _Run, assignment: Assignment, came: list[_Process]) -> _Process:
         """Fork a worker, and wait until it listens."""
         async with self._starting:  # so many at once, however many are asked for
+            if self._draining:
+                raise InvalidInputError(f"the host {self.name} is drained")
             forked = await self._nursery.fork(assignment.worker, assignment.model_dump_json())
             scope = self._subjects.scope(assignment.run, assignment.life)
             worker = _Process(assignment.worker, forked, run=scope)
@@ -231,6 +234,8 @@ class Host:
         try:
             made = await self._workers(run, request, came)
             self._check_still_there(scope, run)
+            if self._draining:  # since it was asked
+                raise InvalidInputError(f"the host {self.name} is drained")
         except BaseException as error:
             run.coming -= request.count - len(came)
             await self._end_some(scope, run, came)
@@ -285,8 +290,12 @@ class Host:
         """End a run's workers."""
         names = [request.run]
         if request.before:
-            lives = (self._subjects.scope(request.run, n) for n in range(1, request.before))
-            names = [name for name in lives if name in self._runs]
+            names = [
+                scope
+                for scope in self._runs
+                if (found := self._subjects.life_of(scope))[0] == request.run
+                and found[1] < request.before
+            ]
         count = sum([await self._drop(name, kill=request.kill) for name in names])
         if count:
             _log.info("workers taken back", run=request.run, count=count)
@@ -333,20 +342,14 @@ class Host:
 
     async def detail(self, request: HostDetail) -> HostDetails:
         """Tell of each worker, and what was logged last."""
-        return await asyncio.to_thread(self._detail, request)
-
-    def _detail(self, request: HostDetail) -> HostDetails:
-        told = HostDetails(info=self.info(), log=last_log_lines(request.lines))
-        for scope, run in list(self._runs.items()):
-            for worker in list(run.workers):
-                row = WorkerProcess(
-                    worker=worker.name, run=scope, pid=worker.process.pid, since=worker.since
-                )
-                with contextlib.suppress(psutil.Error):
-                    process = psutil.Process(row.pid)
-                    times = process.cpu_times()
-                    row.rss, row.cpu = process.memory_info().rss, times.user + times.system
-                told.workers.append(row)
+        told = HostDetails(info=self.info())
+        told.workers = [
+            WorkerProcess(worker=w.name, run=scope, pid=w.process.pid, since=w.since)
+            for scope, run in self._runs.items()
+            for w in run.workers
+        ]
+        told.log = await asyncio.to_thread(last_log_lines, request.lines)
+        await asyncio.to_thread(_measure, told.workers)
         return told
 
     async def lease(self, request: Lease) -> LeaseRenewed:
@@ -407,6 +410,9 @@ class Host:
             await asyncio.sleep(_HEARTBEAT)
 
     async def _show(self) -> None:
+        now = time.monotonic()
+        if now - self._load_at > _HEARTBEAT / 2:  # over a shorter time it says little
+            self._load, self._load_at = psutil.cpu_percent() / 100, now
         bucket = await self._bus.bucket(self._kind.bucket, ttl=HOST_TTL)
         await bucket.put(self.name, pack_plain(self.info().model_dump(mode="json")))
 
@@ -427,3 +433,12 @@ class Host:
         with contextlib.suppress(BusError):
             bucket = await self._bus.bucket(self._kind.bucket, ttl=HOST_TTL)
             await bucket.delete(self.name)
+
+
+def _measure(workers: list[WorkerProcess]) -> None:
+    """Add what processes use; in a thread."""
+    for row in workers:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(row.pid)
+            times = process.cpu_times()
+            row.rss, row.cpu = process.memory_info().rss, times.user + times.system

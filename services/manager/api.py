@@ -10,9 +10,11 @@ from aiohttp import web
 
 from populace.interviews import InterviewRequest
 from services.manager import installation
-from services.manager.agents import Filter
+from services.manager.answers import Filter
+from services.manager.auth import operators_only
 from services.manager.metrics import metrics
 from services.manager.openapi import openapi
+from shared.codec import to_json
 from shared.errors import InvalidInputError
 from shared.messages.persona import EnrichRequest, SampleRequest
 from shared.messages.scenario import PlannedEvent, ScenarioSpec
@@ -37,8 +39,6 @@ def _answer(found: Any, status: int = 200) -> web.Response:
 
 def dumps(value: Any) -> str:
     """JSON; numbers that it lacks become null."""
-    from shared.codec import to_json
-
     return to_json(value).decode()
 
 
@@ -130,6 +130,7 @@ def _looking(manager: Manager) -> list[web.RouteDef]:
         return _answer(await manager.scenarios.all())
 
     async def scenario(request: web.Request) -> web.Response:
+        operators_only()
         return _answer(await manager.scenarios.describe(request.match_info["file"]))
 
     async def described(_: web.Request) -> web.Response:

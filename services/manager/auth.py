@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import secrets
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,6 +18,8 @@ from typing import Literal
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
+
+from shared.errors import InvalidInputError
 
 Role = Literal["operator", "reader"]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -29,7 +31,13 @@ _OPEN = ("/login", "/static/", "/healthz")
 """What needs no token: nothing of an installation is told there."""
 _READS = ("GET", "HEAD")
 _WRONG_IN_A_ROW, _WRONG_WITHIN = 10, 60.0
-"""So many wrong tokens within so many seconds, and nobody is let in for as long."""
+"""So many wrong tokens from an address within so many seconds, and none is taken for as long."""
+_ADDRESSES_HELD = 10_000
+_DONE_HELD = 20
+
+
+class TooManyError(Exception):
+    """Too many wrong tokens came of late."""
 
 
 @dataclass
@@ -40,6 +48,16 @@ class Session:
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     """A word that forms carry."""
     since: float = field(default_factory=time.monotonic)
+    done: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    """What was done of late, by a word that stands in the address which shows it."""
+
+    def note_done(self, said: str) -> str:
+        """Note what was done; returns the word."""
+        word = secrets.token_urlsafe(6)
+        self.done[word] = said
+        while len(self.done) > _DONE_HELD:
+            self.done.popitem(last=False)
+        return word
 
 
 _who: ContextVar[Session | None] = ContextVar("who", default=None)
@@ -48,6 +66,17 @@ _who: ContextVar[Session | None] = ContextVar("who", default=None)
 def who() -> Session | None:
     """Who makes the request that is being answered; None: somebody without a token."""
     return _who.get()
+
+
+def operators_only() -> None:
+    """For what is looked at, but has code run: a scenario's own, in a process of its own.
+
+    Raises:
+        HTTPForbidden: this token may only look.
+    """
+    session = who()
+    if session is None or session.role != "operator":
+        raise web.HTTPForbidden(text="this token may only look\n")
 
 
 class Doorkeeper:
@@ -59,27 +88,48 @@ class Doorkeeper:
     """
 
     def __init__(self, operator: str, reader: str | None) -> None:
+        if not operator or reader == operator:
+            raise InvalidInputError(
+                "the manager needs a token, and another one for those who may only look"
+            )
         self._tokens: dict[Role, str] = {"operator": operator}
         if reader:
             self._tokens["reader"] = reader
         self._sessions: dict[str, Session] = {}
-        self._wrong: deque[float] = deque(maxlen=_WRONG_IN_A_ROW)
+        self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
+        """When wrong tokens came, by the address that they came from."""
 
-    def role_of(self, token: str) -> Role | None:
-        """The role that a token gives, compared in constant time."""
+    def role_of(self, token: str, remote: str | None) -> Role | None:
+        """The role that a token gives, compared in constant time.
+
+        Args:
+            token: as it was given.
+            remote: the address that it came from.
+
+        Raises:
+            TooManyError: too many wrong ones came from there of late.
+        """
+        if self._shut(remote or ""):
+            raise TooManyError
         found: Role | None = None
         for role, known in self._tokens.items():
-            if hmac.compare_digest(token.encode(), known.encode()):
+            if hmac.compare_digest(token.encode("utf-8", "replace"), known.encode()):
                 found = role
         if found is None:
-            self._wrong.append(time.monotonic())
+            held = self._wrong.setdefault(remote or "", deque(maxlen=_WRONG_IN_A_ROW))
+            held.append(time.monotonic())
+            while len(self._wrong) > _ADDRESSES_HELD:
+                self._wrong.popitem(last=False)
         return found
 
-    @property
-    def shut(self) -> bool:
-        """Whether too many wrong tokens came of late."""
-        full = len(self._wrong) == _WRONG_IN_A_ROW
-        return full and time.monotonic() - self._wrong[0] < _WRONG_WITHIN
+    def _shut(self, remote: str) -> bool:
+        held = self._wrong.get(remote)
+        full = held is not None and len(held) == _WRONG_IN_A_ROW
+        return full and held is not None and time.monotonic() - held[0] < _WRONG_WITHIN
+
+    def is_open(self, name: str) -> bool:
+        """Whether a session of this name goes on, for what stays open longer than a request."""
+        return name in self._sessions
 
     def open_session(self, role: Role) -> str:
         """Begin a session; returns what the cookie holds."""
@@ -110,11 +160,12 @@ class Doorkeeper:
             _who.set(None)
             if request.path.startswith(_OPEN):
                 return await handler(request)
-            bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-            if bearer:
-                if self.shut:
+            scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+            if scheme.lower() == "bearer":
+                try:
+                    role = self.role_of(bearer.strip(), request.remote)
+                except TooManyError:
                     return _refused(request, 429, "too many wrong tokens; wait a minute")
-                role = self.role_of(bearer)
                 if role is None:
                     return _refused(request, 401, "the token is wrong")
                 session: Session | None = Session(role, "")
@@ -125,7 +176,8 @@ class Doorkeeper:
                 if request.method not in _READS and not await _has_word(request, session.csrf):
                     return _refused(request, 403, "the form is not of this session; load it again")
             assert session is not None
-            if request.method not in _READS and session.role != "operator":
+            looks = request.method in _READS or request.path == "/logout"
+            if not looks and session.role != "operator":
                 return _refused(request, 403, "this token may only look")
             _who.set(session)
             return await handler(request)

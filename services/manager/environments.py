@@ -25,6 +25,17 @@ _WAITING = 500
 """Events that wait for a page that reads slowly; more are left out, with a word."""
 
 
+def check_path(path: str) -> str:
+    """The path, if it can be one.
+
+    Raises:
+        InvalidInputError: it can't.
+    """
+    for name in path.split("."):
+        check_token(name, f"the environment's path {path[:100]!r}: every name in it")
+    return path
+
+
 class EnvironmentBook:
     """Looks environments up.
 
@@ -41,6 +52,7 @@ class EnvironmentBook:
         Raises:
             BusError: the broker does not answer.
         """
+        check_token(run, "the run's name")
         manager = self._manager
         told: dict[str, Any] = {
             "run": run,
@@ -75,8 +87,8 @@ class EnvironmentBook:
             InvalidInputError: there is no such one.
             BusError: the broker does not answer.
         """
-        for name in path.split("."):
-            check_token(name, "the environment's path: every name in it")
+        check_path(path)
+        check_token(run, "the run's name")
         manager = self._manager
         refused = f"nothing is known of an environment {path!r} of the run {run!r}"
         found: dict[str, Any] = {"run": run, "path": path, "live": False, "where": "", "one": None}
@@ -88,8 +100,10 @@ class EnvironmentBook:
             except (BusError, RemoteError) as error:
                 refused = str(error)
         if found["one"] is None:
-            stored = await stored_environments(manager.bus, manager.settings.subjects, run)
-            one = next((s for s in stored if s.name == path), None)
+            stored = await stored_environments(
+                manager.bus, manager.settings.subjects, run, only=path
+            )
+            one = next(iter(stored), None)
             if one is None:
                 raise InvalidInputError(refused)
             found["one"] = one.model_dump(mode="json")
@@ -103,8 +117,8 @@ class EnvironmentBook:
         Raises:
             BusError: the broker can't be reached.
         """
-        for name in path.split("."):
-            check_token(name, "the environment's path: every name in it")
+        check_path(path)
+        check_token(run, "the run's name")
         waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_WAITING)
         left_out = 0
 

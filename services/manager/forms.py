@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ import yaml
 from shared.errors import InvalidInputError
 
 _MODEL_KEYS = ("backend", "model", "base_url", "temperature", "max_tokens")
+_LONGEST_TEXT = 256 << 10
 _BACKENDS = ("embedded", "openai", "vllm", "scripted")
 
 
@@ -25,6 +27,8 @@ class Field:
     """``int``, ``number``, ``bool``, ``choice``, ``text``, or ``yaml`` for whatever else."""
     value: str = ""
     choices: list[str] = field(default_factory=list)
+    """In words; ``known`` holds what they stand for, in the same order."""
+    known: list[Any] = field(default_factory=list)
     low: float | None = None
     high: float | None = None
     about: str = ""
@@ -92,6 +96,7 @@ def _model_fields(name: str, model: dict[str, Any]) -> list[Field]:
                 kind,
                 "" if value is None else str(value),
                 choices=list(_BACKENDS) if kind == "choice" else [],
+                known=list(_BACKENDS) if kind == "choice" else [],
                 low=0 if kind == "number" else 1 if kind == "int" else None,
                 high=5 if kind == "number" else None,
                 optional=key in ("model", "base_url"),
@@ -117,13 +122,17 @@ def _fields(
             found += _fields(whole, part, value, dotted, f"{shown}: ", {})
             continue
         kind = _kind(part)
+        known = list(part.get("enum", ()))
+        if kind == "bool" and optional:  # yes, no, or nothing: a box has but two states
+            kind, known = "choice", [True, False]
         found.append(
             Field(
                 dotted,
                 shown[:1].upper() + shown[1:],
                 kind,
                 _written(value, kind),
-                choices=[str(one) for one in part.get("enum", ())],
+                choices=[_written(one, "choice") for one in known],
+                known=known,
                 low=part.get("minimum", part.get("exclusiveMinimum")),
                 high=part.get("maximum", part.get("exclusiveMaximum")),
                 about=(about.get(name, "") or part.get("description", "")).replace("``", ""),
@@ -163,7 +172,7 @@ def _kind(part: dict[str, Any]) -> str:
 def _written(value: Any, kind: str) -> str:
     if value is None:
         return ""
-    if kind == "bool":
+    if isinstance(value, bool):
         return "true" if value else "false"
     if kind == "yaml":
         return yaml.safe_dump(value, default_flow_style=True, width=1000).strip()
@@ -181,8 +190,8 @@ def overrides_of(form: dict[str, list[Field]], given: Mapping[str, Any]) -> dict
         if one.kind == "bool":
             text = "true" if given.get(one.key) else "false"
         else:
-            text = str(given.get(one.key, one.value)).strip()
-        if text == one.value:
+            text = str(given.get(one.key, one.value))
+        if _same(text, one.value):  # browsers send line ends as they like
             continue
         one.value = text
         found[one.key] = _read(one, text)
@@ -196,10 +205,33 @@ def overrides_of(form: dict[str, list[Field]], given: Mapping[str, Any]) -> dict
     return found
 
 
+async def read_yaml(text: str, what: str) -> Any:
+    """What somebody wrote as YAML.
+
+    Raises:
+        InvalidInputError: it is none, or too long.
+    """
+    if len(text) > _LONGEST_TEXT:
+        raise InvalidInputError(f"{what} may have {_LONGEST_TEXT:,} characters, not {len(text):,}")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the other one takes seconds
+    try:
+        return await asyncio.to_thread(yaml.load, text, Loader=loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InvalidInputError(f"{what} is no YAML: {' '.join(str(error).split())}") from None
+
+
+def _same(one: str, other: str) -> bool:
+    return one.replace("\r\n", "\n").strip() == other.replace("\r\n", "\n").strip()
+
+
 def _read(one: Field, text: str) -> Any:
-    if not text and (one.optional or one.kind == "yaml"):
+    if not text.strip() and (one.optional or one.kind == "yaml"):
         return None
     try:
+        if one.kind == "choice":
+            return one.known[one.choices.index(text)]
+        if one.kind == "text":
+            return text.replace("\r\n", "\n").strip()
         if one.kind == "int":
             return int(text)
         if one.kind == "number":
@@ -209,6 +241,10 @@ def _read(one: Field, text: str) -> Any:
         if one.kind == "yaml":
             return yaml.safe_load(text)
     except (ValueError, yaml.YAMLError):
+        if one.kind == "choice":
+            raise InvalidInputError(
+                f"{one.label}: must be one of {', '.join(one.choices)}, not {text!r}"
+            ) from None
         what = {"int": "a whole number", "number": "a number"}.get(one.kind, "YAML")
         raise InvalidInputError(f"{one.label}: {text!r} is not {what}") from None
     return text

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from services.manager.manager import Manager
     from services.manager.watcher import Seen
 
-_LIVES = 1_000_000
+_LIVES = 1 << 30
 """More lives than a run has."""
 _WITHIN = 30.0
 
@@ -152,6 +152,7 @@ class Hosting:
             BusError: no host answers.
         """
         check_token(run, "the run's name")
+        await self._manager.watcher.refresh()  # it may have begun, or gone on, just now
         if self._manager.is_live(run):
             raise InvalidInputError(
                 f"the run {run!r} is under way: cancel or pause it, which ends its workers as well"

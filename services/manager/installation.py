@@ -131,6 +131,7 @@ async def usage(manager: Manager, names: list[str]) -> list[dict[str, Any]]:
     bucket = await manager.bus.bucket(manager.settings.subjects.bucket_usage)
     found = []
     for name in names:
+        check_token(name, "the run's name")
         accounts = Accounts()
         entries = await bucket.entries(f"{name}.>")
         for entry in entries:

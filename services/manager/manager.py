@@ -72,8 +72,9 @@ class Manager:
             token.get_secret_value() if token is not None else str(self.made_token),
             reader.get_secret_value() if reader is not None else None,
         )
-        self._recorded: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._specs: OrderedDict[str, ScenarioSpec] = OrderedDict()
+        self._recorded: OrderedDict[str, tuple[Any, dict[str, Any]]] = OrderedDict()
+        self._specs: OrderedDict[tuple[str, int], ScenarioSpec] = OrderedDict()
+        """By run and life: more rounds, or another budget, make another scenario of it."""
         self._audit = context.settings.home / "audit.jsonl"
 
     @property
@@ -95,20 +96,23 @@ class Manager:
 
     async def recorded(self, run: str) -> dict[str, Any] | None:
         """Manifest and rounds of a run that is over and was recorded on this machine."""
-        held = self._recorded.get(run)
-        if held is None:
-            try:
-                held = await asyncio.to_thread(self._read, run)
-            except InvalidInputError:
-                return None
-            self._recorded[run] = held
-            while len(self._recorded) > _RECORDED_HELD:
-                self._recorded.popitem(last=False)
-        return held
+        return await asyncio.to_thread(self._read, run)
 
-    def _read(self, run: str) -> dict[str, Any]:
-        found = results(run, self.settings)
-        return {"manifest": found.manifest, "rounds": found.rounds}
+    def _read(self, run: str) -> dict[str, Any] | None:
+        """The same, in a thread: read once for each state of the files."""
+        try:
+            found = results(run, self.settings)
+            status = (found.folder / "manifest.json").stat()
+            stamp = (status.st_mtime_ns, status.st_size)
+            held = self._recorded.get(run)
+            if held is None or held[0] != stamp:
+                held = (stamp, {"manifest": found.manifest, "rounds": found.rounds})
+                self._recorded[run] = held
+                while len(self._recorded) > _RECORDED_HELD:
+                    self._recorded.popitem(last=False)
+        except (InvalidInputError, OSError):
+            return None
+        return held[1]
 
     async def spec(self, run: str) -> ScenarioSpec | None:
         """A run's scenario, if the broker or the run's files still hold it.
@@ -116,7 +120,9 @@ class Manager:
         Raises:
             BusError: the broker does not answer.
         """
-        held = self._specs.get(run)
+        info = self.watcher.runs.get(run)
+        key = (run, info.life if info is not None else 0)
+        held = self._specs.get(key)
         if held is None:
             try:
                 held = await find_spec(self.bus, self.settings, check_token(run, "the run's name"))
@@ -126,7 +132,7 @@ class Manager:
                 if not scenario:
                     return None
                 held = ScenarioSpec.model_validate(scenario)
-            self._specs[run] = held
+            self._specs[key] = held
             while len(self._specs) > _RECORDED_HELD:
                 self._specs.popitem(last=False)
         return held
@@ -141,14 +147,11 @@ class Manager:
         name = str(spec.agents.personas)
         return await asyncio.to_thread(find_people, name, folder, self.settings.personas_dir)
 
-    def changed(self, run: str) -> None:
-        """Something was done to a run: what was read of it counts no more."""
-        self._recorded.pop(run, None)
-        self._specs.pop(run, None)
-
     def forget(self, run: str) -> None:
         """A run was deleted."""
-        self.changed(run)
+        self._recorded.pop(run, None)
+        for key in [key for key in self._specs if key[0] == run]:
+            del self._specs[key]
         self.agents.forget(run)
         self.interviews.forget(run)
         self.watcher.forget(run)
@@ -163,7 +166,6 @@ class Manager:
             "action": action,
             "what": what,
         }
-        self.changed(what)
         _log.info("action", **{k: v for k, v in told.items() if k != "time"})
         try:
             self._audit.parent.mkdir(parents=True, exist_ok=True)
@@ -178,7 +180,12 @@ class Manager:
 
         @web.middleware
         async def headers(request: web.Request, handler: Any) -> web.StreamResponse:
-            response: web.StreamResponse = await handler(request)
+            try:
+                response: web.StreamResponse = await handler(request)
+            except web.HTTPException as error:
+                for name, value in _HEADERS.items():
+                    error.headers.setdefault(name, value)
+                raise
             if not response.prepared:
                 for name, value in _HEADERS.items():
                     response.headers.setdefault(name, value)
@@ -231,11 +238,14 @@ class Manager:
             self._tell_token(place, self.made_token)
         stopping = asyncio.ensure_future(self.context.stopping.wait())
         await asyncio.wait({stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if watching.done() and not watching.cancelled() and watching.exception() is not None:
+            _log.error("the watcher ended", error=str(watching.exception()))
         watching.cancel()
         stopping.cancel()
         if page_address(self.settings) == place:
             where.unlink(missing_ok=True)
         await runner.cleanup()
+        await self.agents.close()
 
     async def _listen(self, runner: web.AppRunner, address: str, port: int) -> None:
         """Listen; at another port if the usual one is taken, and none was set.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from services.manager.installation import overview, pools
@@ -14,33 +14,47 @@ if TYPE_CHECKING:
 def metrics(manager: Manager) -> str:
     """What Prometheus takes."""
     told = overview(manager)
-    lines = []
+    lines: list[str] = []
 
-    def gauge(name: str, about: str, values: dict[str, float]) -> None:
+    def family(
+        name: str, about: str, rows: list[tuple[dict[str, str], float]], kind: str = "gauge"
+    ) -> None:
         lines.append(f"# HELP populace_{name} {about}")
-        lines.append(f"# TYPE populace_{name} gauge")
-        lines.extend(f"populace_{name}{labels} {value:g}" for labels, value in values.items())
+        lines.append(f"# TYPE populace_{name} {kind}")
+        for labels, value in rows:
+            told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+            number = int(value) if float(value).is_integer() else repr(float(value))
+            lines.append(f"populace_{name}{f'{{{told}}}' if told else ''} {number}")
 
-    gauge("broker_up", "Whether the broker answers.", {"": float(told["broker"] == "up")})
+    family("broker_up", "Whether the broker answers.", [({}, told["broker"] == "up")])
     for name, about in (
         ("hosts", "Agent hosts that are there."),
         ("workers", "Worker processes that runs have."),
         ("agents", "Agents of runs under way."),
         ("queued", "Messages of prompts that wait or are under way."),
     ):
-        gauge(name, about, {"": float(told[name])})
-    states: dict[str, float] = {}
-    for info in manager.watcher.runs.values():
-        label = f'{{state="{info.state}"}}'
-        states[label] = states.get(label, 0.0) + 1
-    gauge("runs", "Runs on record, by state.", states)
-    services = {f'{{service="{n}"}}': float(count) for n, count in told["services"].items()}
-    gauge("services", "Instances that answer.", services)
-    for part in ("slots", "under_way", "answered", "failed"):
-        values = {
-            f'{{pool="{p["pool"]}",service="{p["service"]}"}}': float(p.get(part) or 0)
-            for p in pools(manager)
-        }
-        gauge(f"pool_{part}", f"Of a model pool: {part.replace('_', ' ')}.", values)
-    lines.append(f"# generated at {time.time():.0f}")
+        family(name, about, [({}, told[name])])
+    states = Counter(info.state for info in manager.watcher.runs.values())
+    family("runs", "Runs on record, by state.", [({"state": s}, n) for s, n in states.items()])
+    services = [({"service": name}, count) for name, count in told["services"].items()]
+    family("services", "Instances that answer.", services)
+    held = pools(manager)
+    for part, kind, about in (
+        ("slots", "gauge", "Requests that may be under way at once."),
+        ("under_way", "gauge", "Requests under way."),
+        ("answered", "counter", "Prompts that were answered."),
+        ("failed", "counter", "Prompts that failed."),
+        ("tokens_in", "counter", "Prompt tokens."),
+        ("tokens_out", "counter", "Answer tokens."),
+    ):
+        rows = [
+            ({"pool": str(p["pool"]), "service": str(p["service"])}, float(p.get(part) or 0))
+            for p in held
+        ]
+        name = f"pool_{part}" + ("_total" if kind == "counter" else "")
+        family(name, f"Of a model pool: {about}", rows, kind)
     return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

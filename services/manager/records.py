@@ -6,14 +6,16 @@ import asyncio
 import dataclasses
 import shutil
 import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from populace.recorded import compare, results
+from populace.recorded import Comparison, compare, fit_answers, results
 from populace.runs import forget_run
 from shared.errors import InvalidInputError
 from shared.ids import check_token
@@ -31,6 +33,8 @@ FILES = {
 }
 """What can be had of a run. ``answers.csv`` is made of ``answers.parquet``."""
 _REPORT = "report.html"
+_COMPARED_HELD = 20
+R = TypeVar("R")
 
 
 class RecordBook:
@@ -42,7 +46,8 @@ class RecordBook:
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
-        self._making: dict[str, asyncio.Task[Path]] = {}
+        self._making: dict[str, asyncio.Task[Any]] = {}
+        self._compared: OrderedDict[tuple[Any, ...], Comparison] = OrderedDict()
 
     def folder(self, run: str) -> Path:
         """Where a run's files are."""
@@ -70,7 +75,7 @@ class RecordBook:
             raise InvalidInputError(f"there is no file {name!r} (there are: {', '.join(FILES)})")
         folder = self.folder(run)
         if name == "answers.csv":
-            return await asyncio.to_thread(_as_csv, folder)
+            return await self._once(f"{run}/csv", lambda: asyncio.to_thread(_as_csv, folder))
         if not (folder / name).is_file():
             raise InvalidInputError(f"the run {run!r} has no {name} (yet)")
         return folder / name
@@ -87,15 +92,17 @@ class RecordBook:
             raise InvalidInputError(f"the run {run!r} is not over, so there is no report on it")
         if page.is_file() and page.stat().st_mtime >= manifest.stat().st_mtime:
             return page
-        task = self._making.get(run)
-        if task is None:
-            task = self._making[run] = asyncio.ensure_future(self._make(run, page))
-            task.add_done_callback(lambda _: self._making.pop(run, None))
-        return await asyncio.shield(task)
-
-    async def _make(self, run: str, page: Path) -> Path:
-        await self._manager.scenarios.report(run, page)
+        await self._once(run, lambda: self._manager.scenarios.report(run, page))
         return page
+
+    async def _once(self, key: str, make: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        """Make something for all who want it at the same time."""
+        task = self._making.get(key)
+        if task is None:
+            task = self._making[key] = asyncio.ensure_future(make())
+            task.add_done_callback(lambda _: self._making.pop(key, None))
+        found: R = await asyncio.shield(task)
+        return found
 
     async def compare(self, first: str, second: str) -> dict[str, Any]:
         """How the answers of two runs differ.
@@ -106,9 +113,21 @@ class RecordBook:
         if first == second:
             raise InvalidInputError(f"choose two different runs: {first!r} is both")
         settings = self._manager.settings
-        found = await asyncio.to_thread(
-            lambda: compare(results(first, settings), results(second, settings), show=20)
-        )
+
+        def work() -> Comparison:
+            runs = [results(run, settings) for run in (first, second)]
+            stamps = [(r.folder / "manifest.json").stat().st_mtime_ns for r in runs if r.complete]
+            key = (first, second, *stamps)
+            held = self._compared.get(key) if len(stamps) == 2 else None
+            if held is None:
+                held = compare(runs[0], runs[1], show=20)
+                if len(stamps) == 2:
+                    self._compared[key] = held
+                while len(self._compared) > _COMPARED_HELD:
+                    self._compared.popitem(last=False)
+            return held
+
+        found = await self._once(f"{first}/{second}", lambda: asyncio.to_thread(work))
         rounds = {}
         for run in (first, second):
             recorded = await self._manager.recorded(run)
@@ -149,14 +168,21 @@ def _as_csv(folder: Path) -> Path:
     if target.is_file() and target.stat().st_mtime >= source.stat().st_mtime:
         return target
     draft = folder / f"answers.csv.{time.monotonic_ns()}.tmp"
-    with pq.ParquetFile(source) as parquet:
-        schema = pa.schema([_plain(one) for one in parquet.schema_arrow])
-        with pa.csv.CSVWriter(draft, schema) as writer:
-            for batch in parquet.iter_batches():
-                writer.write_table(pa.Table.from_batches([batch]).cast(schema))
-    draft.rename(target)
+    try:
+        with pq.ParquetFile(source) as parquet:
+            schema = pa.schema([_flat(one) for one in parquet.schema_arrow])
+            with pa.csv.CSVWriter(draft, schema) as writer:
+                for batch in parquet.iter_batches():
+                    writer.write_table(fit_answers(pa.Table.from_batches([batch]), schema))
+        draft.rename(target)
+    except (OSError, pa.ArrowException) as error:
+        raise InvalidInputError(f"the answers can't be written as CSV: {error}") from None
+    finally:
+        draft.unlink(missing_ok=True)
     return target
 
 
-def _plain(one: pa.Field) -> pa.Field:
-    return one.with_type(pa.string()) if pa.types.is_dictionary(one.type) else one
+def _flat(one: pa.Field) -> pa.Field:
+    """The field as a cell of a table holds it: lists and mappings as JSON."""
+    flat = not (pa.types.is_dictionary(one.type) or pa.types.is_nested(one.type))
+    return one if flat else one.with_type(pa.string())

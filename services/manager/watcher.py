@@ -12,7 +12,7 @@ from typing import Any
 
 from shared.bus import KeyValue, Message, NatsBus
 from shared.codec import from_public
-from shared.errors import BusError, CodecError
+from shared.errors import BusError, BusUnavailableError, CodecError
 from shared.logs import get_logger
 from shared.messages.control import HostInfo
 from shared.messages.scenario import RunInfo, Status
@@ -26,6 +26,9 @@ _STATES_EVERY = 2.0
 _GONE_FOR = 3600.0
 """Seconds for which a host that went away is still shown."""
 _RUNS_HELD = 200
+_ROWS_HELD = 10_000
+"""Rounds of a run that are held, the last ones; its files have all."""
+_READ_PATIENCE = 5.0
 
 
 @dataclass
@@ -50,6 +53,25 @@ class Progress:
     """What the scenario's report draws, of what it records."""
     now: dict[str, Any] = field(default_factory=dict)
     """Of the round under way: round, agents, done, failed, tokens, mean."""
+
+    def take(self, status: Status) -> None:
+        """Note what a status says; one that comes twice makes no difference."""
+        if status.manifest and "report" in status.manifest:
+            self.lines = [str(n) for n in status.manifest["report"].get("lines", ())]
+        if status.row is not None:
+            self.rows[status.row.round] = status.row.model_dump(mode="json")
+            if next(reversed(self.rows)) > status.row.round:
+                self.rows = OrderedDict(sorted(self.rows.items()))
+            self.now = {}
+            while len(self.rows) > _ROWS_HELD:
+                self.rows.popitem(last=False)
+        elif status.kind == "restored":
+            kept = status.round or 0
+            self.rows = OrderedDict((n, row) for n, row in self.rows.items() if n <= kept)
+            self.now = {}
+        elif status.kind in ("round_started", "progress"):
+            names = ("round", "rounds", "agents", "done", "failed", "tokens", "mean")
+            self.now = {n: v for n in names if (v := getattr(status, n)) is not None}
 
 
 class Watcher:
@@ -79,6 +101,9 @@ class Watcher:
         self.looked_at = 0.0
         """Unix time of the last look that came to something."""
         self._changed = asyncio.Event()
+        self._catching: dict[str, asyncio.Task[Progress]] = {}
+        self._meanwhile: dict[str, list[Status]] = {}
+        """What came of runs while their statuses are read."""
         self._buckets: dict[str, KeyValue] = {}
 
     @property
@@ -99,6 +124,9 @@ class Watcher:
                     self.looked_at, self.problem = time.time(), ""
                 except BusError as error:
                     self.problem = str(error)
+                except Exception:  # whatever stands there, the page stays
+                    _log.exception("a look at the broker failed")
+                    self.problem = "what stands there can't be read; the manager's log says more"
                 told = f"{self.broker}{self._digest()}"
                 if told != before:
                     before = told
@@ -135,7 +163,7 @@ class Watcher:
 
     def _digest(self) -> str:
         hosts = [
-            (n, s.here, s.info.workers, round(s.info.load, 2))
+            (n, s.here, s.info.workers, s.info.draining, round(20 * s.info.load))
             for seen in (self.hosts, self.keepers)
             for n, s in sorted(seen.items())
         ]
@@ -167,9 +195,12 @@ class Watcher:
                         del seen[host]
             seen.update(here)
         entries = await (await self._bucket(self._subjects.bucket_runs)).entries()
-        self.runs = {
-            info.run: info for info in (RunInfo.model_validate_json(e.value) for e in entries)
-        }
+        runs = {}
+        for entry in entries:
+            with contextlib.suppress(ValueError):  # of another version, say
+                info_of = RunInfo.model_validate_json(entry.value)
+                runs[info_of.run] = info_of
+        self.runs = runs
 
     async def catch_up(self, run: str) -> Progress | None:
         """What is known of a run, what happened before this process began included.
@@ -178,45 +209,49 @@ class Watcher:
             BusError: the broker does not answer.
         """
         held = self.progress.get(run)
-        if (held is None or not held.caught_up) and run in self.runs:
-            held = self._held(run)
-            held.caught_up = True  # at once: others need not read the same
-            subject = self._subjects.run_status(run)
-            try:
-                async for message in self._bus.read(self._subjects.stream_runs, (subject,)):
-                    self._take_status(message)
-            except BusError:
-                held.caught_up = False
-                raise
-        return held
+        if (held is not None and held.caught_up) or run not in self.runs:
+            return held
+        if not self._bus.connected:
+            raise BusUnavailableError("the broker is away")
+        task = self._catching.get(run)
+        if task is None:  # whoever comes meanwhile waits for the same
+            self._meanwhile[run] = []
+            task = self._catching[run] = asyncio.ensure_future(self._read_statuses(run))
+            task.add_done_callback(lambda _: self._catching.pop(run, None))
+        return await asyncio.shield(task)
 
-    def _held(self, run: str) -> Progress:
-        held = self.progress.get(run)
-        if held is None:
-            held = self.progress[run] = Progress()
-            while len(self.progress) > _RUNS_HELD:
-                self.progress.popitem(last=False)
-        return held
+    async def _read_statuses(self, run: str) -> Progress:
+        """Read a run's statuses from the first on, then what came meanwhile once more."""
+        meanwhile = self._meanwhile[run]
+        fresh = Progress(caught_up=True)
+        try:
+            subject = self._subjects.run_status(run)
+            statuses = self._bus.read(
+                self._subjects.stream_runs, (subject,), patience=_READ_PATIENCE
+            )
+            async for message in statuses:
+                with contextlib.suppress(ValueError):
+                    fresh.take(Status.model_validate_json(message.data))
+        finally:
+            del self._meanwhile[run]
+        for status in meanwhile:
+            fresh.take(status)
+        self.progress[run] = fresh
+        return fresh
 
     def _take_status(self, message: Message) -> None:
         try:
             status = Status.model_validate_json(message.data)
         except ValueError:
             return
-        held = self._held(status.run)
-        if status.manifest and "report" in status.manifest:
-            held.lines = [str(n) for n in status.manifest["report"].get("lines", ())]
-        if status.row is not None:
-            held.rows[status.row.round] = status.row.model_dump(mode="json")
-            if next(reversed(held.rows)) > status.row.round:  # told late: of earlier rounds
-                held.rows = OrderedDict(sorted(held.rows.items()))
-            held.now = {}
-        elif status.kind == "restored":
-            kept = status.round or 0
-            held.rows = OrderedDict((n, row) for n, row in held.rows.items() if n <= kept)
-        elif status.kind in ("round_started", "progress"):
-            names = ("round", "rounds", "agents", "done", "failed", "tokens", "mean")
-            held.now = {n: v for n in names if (v := getattr(status, n)) is not None}
+        held = self.progress.get(status.run)
+        if held is None:
+            held = self.progress[status.run] = Progress()
+            while len(self.progress) > _RUNS_HELD:
+                self.progress.popitem(last=False)
+        held.take(status)
+        if status.run in self._meanwhile:
+            self._meanwhile[status.run].append(status)
         self._note()
 
     async def _look_at_services(self) -> None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from populace.recorded import answers_schema, concat_answers, fit_answers
 from services.recorder.events import EventTable
 from services.recorder.messages import MessageTable, write_table
 from shared.errors import CodecError
@@ -334,21 +335,16 @@ class RunFolder:
         files = sorted(self._parts.glob("*.parquet"))
         if self.rows_written <= _SORT_UP_TO:
             tables = [pq.read_table(f) for f in files]
-            whole = (
-                pa.concat_tables(tables, promote_options="permissive")
-                if tables
-                else SCHEMA.empty_table()
-            )
+            whole = concat_answers(tables) if tables else SCHEMA.empty_table()
             whole = whole.sort_by(
                 [(name, "ascending") for name in ("round", "call", "population", "agent")]
             )
             pq.write_table(whole, draft, compression="zstd", row_group_size=1 << 17)
         else:
-            schemas = [pq.read_schema(file) for file in files]
-            schema = pa.unify_schemas(schemas, promote_options="permissive")
+            schema = answers_schema([pq.read_schema(file) for file in files])
             with pq.ParquetWriter(draft, schema, compression="zstd") as writer:
                 for file in files:
-                    writer.write_table(pq.read_table(file, schema=schema))
+                    writer.write_table(fit_answers(pq.read_table(file), schema))
         draft.rename(target)
 
     def _manifest(self, rounds: int) -> dict[str, Any]:

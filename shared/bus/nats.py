@@ -66,7 +66,7 @@ _PENDING_MESSAGES = 524_288
 _PENDING_BYTES = 512 << 20
 
 
-def _without_secrets(url: str) -> str:
+def without_secret(url: str) -> str:
     """A server address as it may be shown: the part before ``@`` is left out."""
     scheme, found, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}" if found else url.rpartition("@")[2]
@@ -298,7 +298,7 @@ class NatsBus(Bus):
             options["password"] = settings.nats_password.get_secret_value()
         if settings.nats_token:
             options["token"] = settings.nats_token.get_secret_value()
-        shown = ", ".join(_without_secrets(u) for u in options["servers"])
+        shown = ", ".join(without_secret(u) for u in options["servers"])
         try:
             await asyncio.wait_for(bus._client.connect(**options), settings.connect_timeout)
         except TimeoutError:

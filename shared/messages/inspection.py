@@ -85,6 +85,8 @@ class Inspect(BaseModel):
 
     agent: str | None = None
     environment: str | None = None
+    workers: bool = True
+    """Whether each worker is asked what it holds, and who listens."""
 
 
 class PopulationSeen(BaseModel):

@@ -103,7 +103,7 @@ async def test_environments_are_seen(services: Services, bus: NatsBus, endpoint:
     assert told.one.about is not None
     shown = {a.name: a.text for a in told.one.attributes}
     assert int(shown["notes"]) >= 20
-    assert told.one.view == {"kind": "none"}
+    assert told.one.view == {"kind": "none", "why": ""}
     diarist = (await look(bus, services, run, agent="people/3")).one
     assert diarist is not None
     assert diarist.memory[0]["role"] == "user"

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from pydantic import SecretStr
 
-from services.manager.auth import COOKIE, Doorkeeper
+from services.manager.auth import COOKIE, Doorkeeper, TooManyError
 from services.manager.forms import form_of, overrides_of
 from services.manager.manager import Manager
+from services.manager.metrics import metrics
 from shared.bus import NatsBus
+from shared.errors import InvalidInputError
 from shared.messages.scenario import RoundRow, RunInfo, Status
 from shared.service import ServiceContext
 from tests.conftest import Services, unique, wait_until
@@ -130,6 +133,7 @@ async def test_requests_of_other_pages_are_refused(manager: Manager, client: Cli
 async def test_a_reader_may_only_look(manager: Manager, client: Client) -> None:
     word = await log_in(client, READER)
     assert (await client.get("/")).status == 200
+    assert (await client.get("/start")).status == 403
     assert 'action="/runs"><input type="hidden"' not in await (await client.get("/runs")).text()
     for method, path in guarded(manager):
         if method not in ("GET", "HEAD") and path != "/logout":
@@ -137,13 +141,15 @@ async def test_a_reader_may_only_look(manager: Manager, client: Client) -> None:
             assert answer.status == 403, (method, path)
             answer = await client.request(method, path, headers=bearer(READER), json={})
             assert answer.status == 403, (method, path)
+    await client.post("/logout", data={"csrf": word})
+    assert (await client.get("/", allow_redirects=False)).status == 302
 
 
 async def test_too_many_wrong_tokens(manager: Manager, client: Client) -> None:
     for _ in range(10):
         assert (await client.post("/login", data={"token": "guess"})).status == 401
     answer = await client.post("/login", data={"token": OPERATOR})
-    assert answer.status == 401
+    assert answer.status == 429
     assert "wait a minute" in await answer.text()
     assert (await client.get("/api/runs", headers=bearer(OPERATOR))).status == 429
     manager.doors._wrong.clear()
@@ -171,7 +177,18 @@ def test_sessions_end() -> None:
     names = [doors.open_session("operator") for _ in range(1001)]
     assert names[0] not in doors._sessions
     assert names[-1] in doors._sessions
-    assert doors.role_of("") is None
+    assert doors.role_of("", "1.2.3.4") is None
+    for _ in range(10):
+        assert doors.role_of("guess", "6.6.6.6") is None
+    with pytest.raises(TooManyError):
+        doors.role_of("a", "6.6.6.6")
+    assert doors.role_of("a", "1.2.3.4") == "operator"  # others may come in
+
+
+@pytest.mark.parametrize(("operator", "reader"), [("", None), ("same", "same")])
+def test_tokens_that_would_let_anybody_in(operator: str, reader: str | None) -> None:
+    with pytest.raises(InvalidInputError, match="needs a token"):
+        Doorkeeper(operator, reader)
 
 
 # What is shown
@@ -479,13 +496,14 @@ async def test_scenarios_are_described_and_no_code_is_imported(
     file = "examples/guess_average/scenario.yaml"
     assert file in files
     assert not any("sweep" in s or "experiments" in s for s in files)
-    told = await get(client, f"/api/scenarios/{file}")
+    await get(client, f"/api/scenarios/{file}", 403)  # code is run for it
+    answer = await client.get(f"/api/scenarios/{file}", headers=bearer(OPERATOR))
+    told = await answer.json()
     assert told["params"]["values"]["target"]["ratio"] == "2/3"
     assert told["params"]["about"]["near"]
     for wrong in ("examples/nothing.yaml", "..%2F..%2Fetc%2Fpasswd", "pyproject.toml"):
-        await get(client, f"/api/scenarios/{wrong}", 422)
-    import sys
-
+        answer = await client.get(f"/api/scenarios/{wrong}", headers=bearer(OPERATOR))
+        assert answer.status == 422
     assert "baselines" not in sys.modules  # a module beside that scenario
 
 
@@ -497,7 +515,8 @@ async def test_a_form_with_what_cannot_be_used(client: Client) -> None:
     for given, complaint in (
         ({"agents.count": "many"}, "Agents: &#39;many&#39; is not a whole number"),
         ({"agents.count": "0"}, "agents.count: "),
-        ({"params.style": "loud"}, "params.style: "),
+        ({"params.style": "loud"}, "Style: must be one of at_once"),
+        ({"params.near": "-1"}, "params.near: "),
         ({"params.range": "[1, "}, "Range: "),
         ({"run": "no name"}, "the run&#39;s name"),
         ({"agents.personas": EVIL}, "there are no people named"),
@@ -549,3 +568,125 @@ def test_forms_and_what_is_put_into_them() -> None:
         "models.default.model": None,
     }
     assert form["Parameters"][0].value == ""  # what was given is shown again
+
+
+def test_an_untouched_form_changes_nothing() -> None:
+    schema = {
+        "properties": {
+            "mode": {"anyOf": [{"enum": ["a", "b"]}, {"type": "null"}]},
+            "flag": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+            "prompt": {"type": "string"},
+            "suffix": {"type": "string"},
+            "level": {"enum": [1, 2, 3]},
+        }
+    }
+    values = {
+        "mode": None,
+        "flag": None,
+        "prompt": "Line one.\nLine two.",
+        "suffix": "Answer: ",
+        "level": 2,
+    }
+    spec = {"name": "x", "agents": {"count": 1}, "rounds": 1, "seed": 0, "models": {}}
+    described = {"spec": spec, "params": {"schema": schema, "values": values, "about": {}}}
+    form = form_of(described)
+    sent = {f.key: f.value.replace("\n", "\r\n") for section in form.values() for f in section}
+    assert overrides_of(form, sent) == {}
+    changed = {**sent, "params.flag": "false", "params.level": "3", "params.prompt": "One.\r\nTwo."}
+    assert overrides_of(form, changed) == {
+        "params.flag": False,
+        "params.level": 3,
+        "params.prompt": "One.\nTwo.",
+    }
+
+
+async def test_names_that_lead_elsewhere(
+    manager: Manager, client: Client, services: Services
+) -> None:
+    outside = services.runs.parent / unique("elsewhere")
+    (outside / "answers.parts").mkdir(parents=True)
+    up = f"..%2F{outside.name}"
+    whole = str(outside).replace("/", "%2F")
+    for run in (up, whole, "a%0d%0ab", "%2A"):
+        for rest in (
+            "",
+            "/agents",
+            "/agents/p/0",
+            "/agents/p/0/exchanges",
+            "/environments",
+            "/environments/a",
+            "/files",
+            "/usage",
+            "/compare/other",
+        ):
+            await get(client, f"/api/runs/{run}{rest}", 422)
+    await get(client, "/api/runs/nothing/agents", 422)
+    for agent in ("p/abc", "p/" + "9" * 5000, "p%2Fq/1"):
+        await get(client, f"/api/runs/nothing/agents/{agent}/exchanges", 422)
+    found = await client.get("/runs/r/agents/find?name=a%0d%0aX:y/1", headers=bearer(READER))
+    assert found.status == 422
+    events = await client.get("/runs/r/environments/a%20b/events", headers=bearer(READER))
+    assert events.status == 422
+
+
+async def test_what_cannot_be_read_ends_nothing(manager: Manager, client: Client) -> None:
+    bucket = await manager.bus.bucket(manager.settings.subjects.bucket_runs)
+    name = unique("zz")
+    await bucket.put(name, b'{"run": "zz"}')
+    await manager.watcher.refresh()
+    assert name not in manager.watcher.runs
+    assert (await get(client, "/api/overview"))["broker"] == "up"
+    await bucket.delete(name)
+
+
+async def test_files_that_change_are_read_anew(
+    manager: Manager, client: Client, services: Services
+) -> None:
+    run = (await play(services, game(rounds=2))).run
+    assert len((await get(client, f"/api/runs/{run}"))["manifest"]["scenario"]) > 3
+    path = services.runs / run / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "rounds": 77}))
+    assert (await get(client, f"/api/runs/{run}"))["manifest"]["rounds"] == 77
+
+
+async def test_statuses_that_come_while_earlier_ones_are_read(manager: Manager) -> None:
+    """A round that is told live meanwhile stays, whatever was restored before."""
+    run, watcher, subjects = unique("late"), manager.watcher, manager.settings.subjects
+
+    def status(kind: Any, **fields: Any) -> Status:
+        if "round" in fields and kind == "round_finished":
+            fields["row"] = RoundRow(round=fields["round"], answers=1, failed=0)
+        return Status(kind=kind, run=run, **fields)
+
+    told = [
+        status("round_finished", round=1),
+        status("round_finished", round=2),
+        status("restored", round=1, life=2),
+        status("round_finished", round=2),
+        status("progress", round=3, done=77, agents=100),
+    ]
+    for one in told:
+        await manager.bus.append(subjects.run_status(run), one.model_dump_json().encode())
+    watcher.runs[run] = RunInfo(run=run, name="x", state="running")
+    task = asyncio.ensure_future(watcher.catch_up(run))
+    other = asyncio.ensure_future(watcher.catch_up(run))
+    await asyncio.sleep(0)
+    watcher._take_status(_message(status("round_finished", round=3)))
+    held = await task
+    assert held is not None
+    assert await other is held
+    assert list(held.rows) == [1, 2, 3]
+    assert held.now == {}
+    watcher._take_status(_message(status("restored", round=2, life=3)))
+    assert list(held.rows) == [1, 2]
+    await manager.bus.purge(subjects.stream_runs, subjects.run_status(run))
+
+
+def test_metrics_are_exact_and_escaped(manager: Manager) -> None:
+    evil = 'a"b\\c\nd'
+    manager.watcher.services["models"] = [{evil: {"slots": 3, "answered": 12_345_678, "queued": 0}}]
+    lines = metrics(manager).splitlines()
+    told = next(line for line in lines if line.startswith("populace_pool_answered_total{"))
+    assert told == 'populace_pool_answered_total{pool="a\\"b\\\\c\\nd",service="1"} 12345678'
+    assert "# TYPE populace_pool_answered_total counter" in lines

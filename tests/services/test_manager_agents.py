@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.manager.agents import Filter, by_group, make_index, select
+from populace.recorded import concat_answers
+from services.manager.answers import Filter, by_group, make_index, select
 from services.recorder.tables import SCHEMA
 from shared.errors import InvalidInputError
 
@@ -165,3 +166,54 @@ def test_means_by_group(tmp_path: Path) -> None:
 def test_no_file_at_all() -> None:
     index = make_index([])
     assert select(index, "", [], "", 0)["rows"] == []
+
+
+def test_lists_and_names_of_ours_among_persona_columns(tmp_path: Path) -> None:
+    """Lists are text, and an attribute that is called as a sum is, is called otherwise."""
+    rows = [row(1, "people", a, value=float(a)) for a in range(4)]
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    table = table.append_column("hobbies", pa.array([["a"], ["b", "c"], None, []]))
+    table = table.append_column("answers", pa.array(["w", "x", "y", "z"]))
+    pq.write_table(table, tmp_path / "a.parquet")
+    index = make_index([tmp_path / "a.parquet"])
+    assert index.personas == ["hobbies", "persona_answers"]
+    found = select(index, "", [Filter("hobbies", "contains", "b")], "hobbies", 0)
+    assert [r["agent"] for r in found["rows"]] == [1]
+    found = select(index, "", [Filter("persona_answers", "=", "y")], "-answers", 0)
+    assert [r["agent"] for r in found["rows"]] == [2]
+    assert by_group([tmp_path / "a.parquet"], "hobbies")["rounds"] == [1]
+
+
+def test_an_attribute_of_two_types(tmp_path: Path) -> None:
+    files = []
+    for place, ages in enumerate((pa.array([30, 40]), pa.array(["old", "young"]))):
+        rows = [row(place + 1, ("people", "others")[place], a) for a in range(2)]
+        table = pa.Table.from_pylist(rows, schema=SCHEMA).append_column("age", ages)
+        files.append(tmp_path / f"{place}.parquet")
+        pq.write_table(table, files[-1])
+    index = make_index(files)
+    assert [r["age"] for r in index.table.to_pylist()] == ["old", "young", "30", "40"]
+    assert concat_answers([pq.read_table(f) for f in files]).num_rows == 4
+
+
+def test_large_whole_numbers(tmp_path: Path) -> None:
+    big = (1 << 53) + 1
+    rows = [row(1, "people", a) for a in range(2)]
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    pq.write_table(table.append_column("id", pa.array([big, 1])), tmp_path / "a.parquet")
+    index = make_index([tmp_path / "a.parquet"])
+    for condition, agents in (
+        (("id", "=", str(big)), [0]),
+        (("id", "<", "1.5"), [1]),
+        (("id", ">", str(big - 1)), [0]),
+    ):
+        found = select(index, "", [Filter(*condition)], "", 0)
+        assert [r["agent"] for r in found["rows"]] == agents
+
+
+def test_a_file_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        make_index([tmp_path / "gone.parquet"])
+    (tmp_path / "bad.parquet").write_bytes(b"nothing of the kind")
+    with pytest.raises(InvalidInputError, match="can't be read"):
+        make_index([tmp_path / "bad.parquet"])

@@ -15,12 +15,13 @@ import pytest
 from aiohttp import web
 
 from populace.answers import Results
+from populace.estimate import _beyond
 from populace.models.accounts import Accounts, Usage
 from populace.models.client import QueuedModels
 from populace.world import open_world
 from shared.bus import NatsBus
 from shared.messages.model import ModelRequest, Terms, pool_name
-from shared.messages.scenario import Limits, ModelSpec
+from shared.messages.scenario import Limits, ModelSpec, ScenarioSpec
 from shared.streams import ensure_streams
 from tests.conftest import Broker, Services, start_service, unique, wait_until
 from tests.endpoint import Endpoint, answer
@@ -415,6 +416,27 @@ async def test_a_second_run_is_served_from_the_first(
     third = await play(services, {**scenario, "cache": "replay", "seed": 77})
     assert third.state == "failed"
     assert "no answer to this prompt was kept" in third.reason
+
+
+@pytest.mark.parametrize("every", [1, 2, 4, 7, 10])
+def test_an_estimate_of_many_rounds(every: int) -> None:
+    """Rounds beyond those that are played may ask now and then, and with longer prompts."""
+    accounts = Accounts()
+    for number in range(1, 61):
+        if number % every == 0:
+            accounts.by[number, "default"] = Usage(
+                requests=10, tokens_in=100 * number, tokens_out=20
+            )
+    spec = ScenarioSpec.model_validate({"name": "x", "scenario": "a:B", "rounds": 600})
+    found = _beyond(accounts, spec, 60)["default"]
+    asking = [n for n in range(61, 601) if n % every == 0]
+    assert found.requests == pytest.approx(10 * len(asking), rel=0.06)
+    assert found.tokens_out == pytest.approx(20 * len(asking), rel=0.06)
+    assert found.tokens_in == pytest.approx(sum(100 * n for n in asking), rel=0.2)
+    narrow = spec.model_copy(update={"models": {"default": ModelSpec(context=300)}})
+    bounded = _beyond(accounts, narrow, 60)["default"]
+    assert bounded.tokens_in <= 300 * bounded.requests + 1
+    assert _beyond(accounts, spec.model_copy(update={"rounds": 60}), 60) == {}
 
 
 async def test_an_estimate_is_near_what_is_counted(services: Services) -> None:

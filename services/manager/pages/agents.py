@@ -9,7 +9,8 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from populace.interviews import InterviewRequest
-from services.manager.agents import OPERATORS, PAGE
+from services.manager.agents import split_name
+from services.manager.answers import OPERATORS, PAGE
 from services.manager.api import filters_of, number_of
 from services.manager.pages.rendering import Rendering
 from shared.errors import PopulaceError
@@ -59,11 +60,9 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
         )
 
     async def go(request: web.Request) -> web.Response:
-        run, name = request.match_info["run"], request.query.get("name", "").strip()
-        population, _, number = name.rpartition("/")
-        return web.Response(
-            status=303, headers={"Location": f"/runs/{run}/agents/{population or '-'}/{number}"}
-        )
+        run = check_token(request.match_info["run"], "the run's name")
+        population, number = split_name(request.query.get("name", "").strip())
+        raise web.HTTPSeeOther(f"/runs/{run}/agents/{population}/{number}")
 
     async def agent(request: web.Request) -> web.Response:
         return await show(request)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from services.manager.auth import COOKIE
+from services.manager.auth import COOKIE, TooManyError
 from services.manager.pages.rendering import Rendering, StaticFiles
+
+if TYPE_CHECKING:
+    from services.manager.manager import Manager
 
 _BEAT = 5.0
 """Seconds after which something is sent to those who listen, so that a lost one is noticed."""
@@ -29,10 +33,13 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
     async def log_in(request: web.Request) -> web.Response:
         doors = manager.doors
         token = str((await request.post()).get("token", "")).strip()
-        role = None if doors.shut else doors.role_of(token)
+        try:
+            role = doors.role_of(token, request.remote)
+        except TooManyError:
+            why = "Too many wrong tokens; wait a minute."
+            return rendering.page(request, "login", 429, problem=why)
         if role is None:
-            why = "Too many wrong tokens; wait a minute." if doors.shut else "This token is wrong."
-            return rendering.page(request, "login", 401, problem=why)
+            return rendering.page(request, "login", 401, problem="This token is wrong.")
         response = web.HTTPSeeOther("/")
         response.set_cookie(
             COOKIE,
@@ -60,7 +67,7 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
         known = int(text) if text.isdecimal() else 0
         watcher = manager.watcher
         try:
-            while not manager.context.stopping.is_set():
+            while not manager.context.stopping.is_set() and may_stay(manager, request):
                 version = await watcher.changed(known, _BEAT)
                 if request.transport is None or request.transport.is_closing():
                     break
@@ -88,6 +95,12 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
         web.get("/healthz", healthz),
         web.get("/static/{name}", static),
     ]
+
+
+def may_stay(manager: Manager, request: web.Request) -> bool:
+    """Whether whoever has a stream open is still logged in (programs send their token once)."""
+    cookie = request.cookies.get(COOKIE)
+    return cookie is None or manager.doors.is_open(cookie) or "Authorization" in request.headers
 
 
 async def event_stream(request: web.Request) -> web.StreamResponse:

@@ -7,7 +7,8 @@ import json
 
 from aiohttp import web
 
-from services.manager.pages.entrance import event_stream
+from services.manager.environments import check_path
+from services.manager.pages.entrance import event_stream, may_stay
 from services.manager.pages.rendering import Rendering
 from shared.errors import BusError
 from shared.ids import check_token
@@ -55,12 +56,13 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
         run = check_token(request.match_info["run"], "the run's name")
         if listeners >= _MOST_LISTENERS:
             raise web.HTTPServiceUnavailable(text="too many pages are open\n")
-        stream = manager.environments.events(run, request.match_info["path"])
+        path = check_path(request.match_info["path"])
+        stream = manager.environments.events(run, path)
         response = await event_stream(request)
         listeners += 1
         try:
             async for told in stream:
-                if manager.context.stopping.is_set():
+                if manager.context.stopping.is_set() or not may_stay(manager, request):
                     break
                 text = ": still here" if told is None else f"data: {json.dumps(told)}"
                 await response.write(f"{text}\n\n".encode())

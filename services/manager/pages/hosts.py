@@ -7,9 +7,9 @@ from aiohttp import web
 from services.manager import installation
 from services.manager.api import KINDS
 from services.manager.pages.rendering import Rendering
+from shared.bus.nats import without_secret
 from shared.errors import InvalidInputError
-
-_DEFAULT_URL = "nats://127.0.0.1:4222"
+from shared.service import DEFAULT_URL
 
 
 def routes(rendering: Rendering) -> list[web.RouteDef]:
@@ -21,7 +21,7 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
         return request.match_info["host"], request.match_info["kind"]
 
     async def hosts(request: web.Request) -> web.Response:
-        url = without_secret(manager.settings.nats_url or _DEFAULT_URL)
+        url = ",".join(map(without_secret, (manager.settings.nats_url or DEFAULT_URL).split(",")))
         return rendering.page(request, "hosts", hosts=installation.hosts(manager), url=url)
 
     async def host(request: web.Request) -> web.Response:
@@ -36,7 +36,7 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
         await manager.hosting.change(name, kind, draining=draining)
         manager.audit(request, request.match_info["way"], name)
         said = "Drained" if draining else "It takes on runs again"
-        raise web.HTTPSeeOther(f"/hosts/{name}/{kind}?said={said}")
+        raise rendering.done(f"/hosts/{name}/{kind}", said)
 
     async def per_run(request: web.Request) -> web.Response:
         name, kind = key(request)
@@ -45,23 +45,22 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
             raise InvalidInputError(f"workers for each run must be a whole number, not {text!r}")
         await manager.hosting.change(name, kind, per_run=int(text))
         manager.audit(request, f"per run: {text}", name)
-        raise web.HTTPSeeOther(f"/hosts/{name}/{kind}?said=Each run that begins gets {text}")
+        raise rendering.done(f"/hosts/{name}/{kind}", f"Each run that begins gets {text}")
 
     async def stop(request: web.Request) -> web.Response:
         name, kind = key(request)
         worker = str((await request.post()).get("worker", ""))
         await manager.hosting.stop_worker(name, kind, worker)
         manager.audit(request, f"stop {worker}", name)
-        raise web.HTTPSeeOther(f"/hosts/{name}/{kind}?said=Stopped {worker}")
+        raise rendering.done(f"/hosts/{name}/{kind}", f"Stopped {worker}")
 
     async def clean(request: web.Request) -> web.Response:
         name, kind = key(request)
         run = str((await request.post()).get("run", ""))
         told = await manager.hosting.clean_up(run, name)
         manager.audit(request, f"clean up on {name}", run)
-        raise web.HTTPSeeOther(
-            f"/hosts/{name}/{kind}?said=Cleaned up: {told.workers} workers of {run} ended"
-        )
+        said = f"Cleaned up: {told.workers} workers of {run} ended"
+        raise rendering.done(f"/hosts/{name}/{kind}", said)
 
     return [
         web.get("/hosts", hosts),
@@ -71,11 +70,3 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
         web.post(f"{one}/stop", stop),
         web.post(f"{one}/clean-up", clean),
     ]
-
-
-def without_secret(url: str) -> str:
-    """An address without what may stand before an @ in it."""
-    return ",".join(
-        f"{scheme}{found}{rest.rpartition('@')[2]}"
-        for scheme, found, rest in (one.partition("://") for one in url.split(","))
-    )

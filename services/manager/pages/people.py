@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
 from aiohttp import web
 from pydantic import ValidationError
 
 from services.manager.api import number_of
+from services.manager.forms import read_yaml
 from services.manager.pages.rendering import Rendering
 from shared.errors import InvalidInputError, PopulaceError
 from shared.messages.persona import EnrichRequest, SampleRequest
@@ -47,7 +47,7 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
             if given.get("do") == "draw":
                 await manager.people.draw(SampleRequest(store=name, **fields))
             else:
-                model = yaml.safe_load(given.get("model", "")) or {}
+                model = await read_yaml(given.get("model", ""), "the model") or {}
                 if given.get("names"):
                     fields["names"] = given["names"]
                 request_ = EnrichRequest.model_validate(
@@ -56,9 +56,6 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
                 await manager.people.write(request_)
         except ValidationError as error:
             return await show(request, first_problem(error), given)
-        except yaml.YAMLError as error:
-            why = f"the model is no YAML: {' '.join(str(error).split())}"
-            return await show(request, why, given)
         except PopulaceError as error:
             return await show(request, str(error), given)
         manager.audit(request, f"{given.get('do', 'write')} people", name)
@@ -68,7 +65,7 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
         name = request.match_info["name"]
         await manager.people.cancel(name)
         manager.audit(request, "stop writing people", name)
-        raise web.HTTPSeeOther(f"/people?said=Stopped the writing of {name}")
+        raise rendering.done("/people", f"Stopped the writing of {name}")
 
     return [
         web.get("/people", people),

@@ -55,13 +55,20 @@ class Rendering:
         filters["json"] = dumps
         filters["pretty"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
 
+    @staticmethod
+    def done(path: str, said: str) -> web.HTTPSeeOther:
+        """To a page that says what was done, to nobody but whoever did it."""
+        session = who()
+        word = "" if session is None else session.note_done(said)
+        return web.HTTPSeeOther(f"{path}?done={word}")
+
     def page(
         self, request: web.Request, name: str, status: int = 200, **shown: Any
     ) -> web.Response:
         """A page.
 
         Args:
-            request: which asks for it; ``?said=`` is shown as what was done.
+            request: which asks for it; ``?done=`` names what was done, see ``done``.
             name: of the template.
             status: HTTP's.
             shown: what the template needs; ``tab`` is where the page belongs.
@@ -73,7 +80,7 @@ class Rendering:
             csrf="" if session is None else session.csrf,
             version=self.manager.watcher.version,
             broker=self.manager.watcher.broker,
-            said=request.query.get("said", "")[:200],
+            said="" if session is None else session.done.get(request.query.get("done", ""), ""),
         )
         return web.Response(text=text, content_type="text/html", status=status)
 
@@ -85,9 +92,10 @@ def problems(rendering: Rendering) -> Middleware:
     async def tell(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
-        except web.HTTPNotFound as error:
-            why = "" if error.text == "404: Not Found" else error.text or ""
-            status = 404
+        except web.HTTPClientError as error:
+            status, why = error.status, error.text or ""
+            if status == 404 and why == "404: Not Found":
+                why = "there is no such page"
         except ValidationError as error:
             status, why = 422, first_problem(error)
         except (InvalidInputError, RemoteError) as error:
@@ -104,9 +112,7 @@ def problems(rendering: Rendering) -> Middleware:
             why = f"something went wrong here ({type(error).__name__}); the manager's log says what"
         if not wants_page(request):
             return web.json_response({"error": why.strip()}, status=status)
-        return rendering.page(
-            request, "problem", status, tab="", problem=why.strip() or "there is no such page"
-        )
+        return rendering.page(request, "problem", status, tab="", problem=why.strip())
 
     return tell
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
 from aiohttp import web
 from pydantic import ValidationError
 
 from services.manager import installation
+from services.manager.forms import read_yaml
 from services.manager.pages.rendering import Rendering
 from services.manager.records import FILES
 from shared.errors import BusError, InvalidInputError, PopulaceError
@@ -18,6 +18,7 @@ from shared.service import first_problem
 _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
 """Of the report: it holds its styles and figures itself, and runs nothing."""
 _MOST_ROUNDS_SHOWN = 200
+_MOST_POINTS = 1000
 
 
 def routes(rendering: Rendering) -> list[web.RouteDef]:
@@ -73,27 +74,27 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
         except PopulaceError as error:
             return await show(request, str(error))
         manager.audit(request, action, name)
-        raise web.HTTPSeeOther(f"/runs/{name}?said=Asked for: {action}")
+        raise rendering.done(f"/runs/{name}", f"Asked for: {action}")
 
     async def inject(request: web.Request) -> web.Response:
         name = request.match_info["run"]
         given = await request.post()
         try:
-            data = yaml.safe_load(str(given.get("data", ""))) or {}
+            data = await read_yaml(str(given.get("data", "")), "what belongs to it") or {}
             event = PlannedEvent(name=str(given.get("name", "")), data=data)
             await installation.inject(manager, name, event)
         except ValidationError as error:
             return await show(request, first_problem(error))
-        except (yaml.YAMLError, PopulaceError) as error:
+        except PopulaceError as error:
             return await show(request, str(error))
         manager.audit(request, f"inject {event.name}", name)
-        raise web.HTTPSeeOther(f"/runs/{name}?said=Asked for: {event.name}, before the next round")
+        raise rendering.done(f"/runs/{name}", f"Asked for: {event.name}, before the next round")
 
     async def clean(request: web.Request) -> web.Response:
         name = request.match_info["run"]
         told = await manager.hosting.clean_up(name)
         manager.audit(request, "clean up", name)
-        raise web.HTTPSeeOther(f"/runs/{name}?said=Cleaned up: {told.workers} workers ended")
+        raise rendering.done(f"/runs/{name}", f"Cleaned up: {told.workers} workers ended")
 
     async def delete(request: web.Request) -> web.Response:
         name = request.match_info["run"]
@@ -101,7 +102,7 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
             return await show(request, f"to delete it for good, write its name: {name}")
         await manager.records.delete(name)
         manager.audit(request, "delete", name)
-        raise web.HTTPSeeOther(f"/runs?said=Deleted {name}")
+        raise rendering.done("/runs", f"Deleted {name}")
 
     async def file(request: web.Request) -> web.StreamResponse:
         run_, name = request.match_info["run"], request.match_info["name"]
@@ -177,6 +178,9 @@ def both(rounds: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
 
 def chart(rows: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
     """Points of the recorded numbers over the rounds, for the script that draws them."""
+    if len(rows) > _MOST_POINTS:  # more than a screen has
+        step = -(-len(rows) // _MOST_POINTS)
+        rows = [*rows[::step], rows[-1]]
     numbers = [row["round"] for row in rows]
     lines = {
         name: [v if _is_number(v := row["values"].get(name)) else None for row in rows]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
 from aiohttp import web
 from pydantic import ValidationError
 
 from populace.scenario_file import read_scenario
 from services.manager import installation
-from services.manager.forms import Field, form_of, overrides_of
+from services.manager.auth import operators_only
+from services.manager.forms import Field, form_of, overrides_of, read_yaml
 from services.manager.pages.rendering import Rendering
 from shared.errors import InvalidInputError, PopulaceError
 from shared.ids import check_token
@@ -47,13 +47,10 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
     async def from_text(request: web.Request) -> web.Response:
         text = str((await request.post()).get("scenario", ""))
         try:
-            fields = yaml.safe_load(text)
+            fields = await read_yaml(text, "this")
             if not isinstance(fields, dict):
                 raise InvalidInputError("a scenario is a mapping of keys, as in a scenario file")
             told = await installation.submit(manager, ScenarioSpec.model_validate(fields))
-        except yaml.YAMLError as error:
-            why = f"this is no YAML: {' '.join(str(error).split())}"
-            return listing(request, text=text, problem=why)
         except ValidationError as error:
             return listing(request, text=text, problem=first_problem(error))
         except PopulaceError as error:
@@ -62,11 +59,13 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
         raise web.HTTPSeeOther(f"/runs/{told.run}")
 
     async def choose(request: web.Request) -> web.Response:
+        operators_only()
         found = await manager.scenarios.all()
         roots = [str(root) for root in manager.settings.roots]
         return rendering.page(request, "start", tab="runs", scenarios=found, roots=roots)
 
     async def form(request: web.Request) -> web.Response:
+        operators_only()
         file = request.match_info["file"]
         described = await manager.scenarios.describe(file)
         return shown(request, file, described, form_of(described))

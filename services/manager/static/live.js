@@ -12,6 +12,8 @@ export function times(root) {
 
 let busy = false;
 let again = false;
+// A page without parts that change is left as it is: what it shows may have cost something.
+const live = document.querySelector("[data-live], .chart[data-chart], #view");
 
 async function renew() {
   if (busy) {
@@ -70,13 +72,20 @@ for (const log of document.querySelectorAll(".log")) log.scrollTop = log.scrollH
 const main = document.querySelector("main[data-version]");
 if (main) {
   const source = new EventSource(`/events?since=${main.dataset.version}`);
+  let [known, missed] = [Number(main.dataset.version), false];
+  const look = () => {
+    missed = document.visibilityState !== "visible";
+    if (!missed && live) renew().catch(() => broker("lost"));
+  };
   source.onmessage = (message) => {
-    broker(JSON.parse(message.data).broker);
-    if (document.visibilityState === "visible") renew().catch(() => broker("lost"));
-    else again = true;
+    const told = JSON.parse(message.data);
+    broker(told.broker);
+    if (told.version === known) return;
+    known = told.version;
+    look();
   };
   source.onerror = () => broker("lost");
   document.addEventListener("visibilitychange", () => {
-    if (document.visibilityState === "visible") renew().catch(() => broker("lost"));
+    if (missed) look();
   });
 }
