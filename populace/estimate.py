@@ -131,11 +131,13 @@ def _beyond(accounts: Accounts, spec: ScenarioSpec, played: int) -> dict[str, Us
         context = spec.models[name].context if name in spec.models else None
         most = math.inf if context is None else context * last.requests / third
         # The mean is that of the middle of the third; from there on it grows, as far as it may.
-        first = each + growth * (third / 2 + 1)
-        grows = count if growth == 0 or most == math.inf else int((most - first) / growth)
-        grows = min(max(grows, 0), count)
+        first = min(each + growth * (third / 2 + 1), most)
+        grows = count
+        if growth > 0 and most < math.inf:
+            grows = min(count, int((most - first) / growth) + 1)
         whole = grows * first + growth * grows * (grows - 1) / 2
-        whole += (count - grows) * (min(most, first) if growth == 0 or not grows else most)
+        if grows < count:
+            whole += (count - grows) * most
         found[name] = Usage(
             requests=math.ceil(last.requests / third * count),
             tokens_in=math.ceil(whole),
