@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import time
@@ -17,6 +18,16 @@ from populace.errors import PlacementError, WorkerLostError
 from populace.stack import processes
 from populace.world import open_world
 from shared.bus import NatsBus
+from shared.errors import RemoteError
+from shared.messages.control import (
+    AcquiredWorkers,
+    AcquireWorkers,
+    HostChange,
+    HostDetail,
+    HostDetails,
+    HostInfo,
+)
+from shared.service import ask
 from tests.conftest import Broker, Services, start_service, unique, wait_until
 from tests.populace.sample import Counter, Odd, Voter
 
@@ -178,4 +189,29 @@ async def test_the_broker_restarts_under_calls(
         assert list(await asyncio.wait_for(slow._results(), 30)) == list(range(100))
         assert [await c.total() for c in counters] == [51] * 4  # each took effect once
     host.send_signal(signal.SIGTERM)
+    assert host.wait(20) == 0
+
+
+async def test_a_host_that_is_drained_keeps_no_workers_that_were_coming(
+    own_broker: Callable[..., Broker], tmp_path: Path
+) -> None:
+    broker = own_broker()
+    host = await start_host(broker, tmp_path / "host.log", POPULACE_HOST_NAME="h1")
+    bus = await NatsBus.connect(broker.settings(), broker.url)
+    subjects = broker.settings().subjects
+    request = AcquireWorkers(run=unique("r"), count=12)
+    coming = asyncio.ensure_future(
+        ask(bus, subjects.host("h1", "acquire"), request, AcquiredWorkers, timeout=60)
+    )
+    subject = subjects.host("h1", "detail")
+    while not (await ask(bus, subject, HostDetail(lines=0), HostDetails)).info.workers:
+        assert not coming.done()
+    change = HostChange(draining=True)
+    await ask(bus, subjects.host("h1", "change"), change, HostInfo, timeout=60)
+    with contextlib.suppress(RemoteError):  # or they were given, and ended as all others
+        await coming
+    told = await ask(bus, subject, HostDetail(lines=0), HostDetails)
+    assert (told.info.workers, told.workers, told.info.free) == (0, [], 0)
+    await bus.drain()
+    host.terminate()
     assert host.wait(20) == 0
