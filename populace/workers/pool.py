@@ -190,7 +190,13 @@ class WorkerPool:
             entries = await bucket.entries()
             if entries:
                 hosts = [HostInfo.model_validate(from_public(e.value)) for e in entries]
-                return sorted((h for h in hosts if not h.draining), key=lambda h: h.host)
+                free = sorted((h for h in hosts if not h.draining), key=lambda h: h.host)
+                if free or self._life > 1:  # one that goes on waits for another host
+                    return free
+                raise PlacementError(
+                    f"all hosts that are up are drained ({', '.join(h.host for h in hosts)}): have "
+                    "one take on runs again, or start another"
+                )
             if time.monotonic() > deadline:
                 raise PlacementError(self._advice)
             await asyncio.sleep(0.1)

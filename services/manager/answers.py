@@ -328,7 +328,8 @@ def _mask(table: pa.Table, wanted: Filter) -> Any:
         ">": pc.greater,
         "≥": pc.greater_equal,
     }[wanted.operator]
-    return pc.fill_null(compare(column, value), False)
+    # Whoever has no value has none that is equal.
+    return pc.fill_null(compare(column, value), wanted.operator == "≠")
 
 
 # Means

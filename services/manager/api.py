@@ -16,6 +16,7 @@ from services.manager.metrics import metrics
 from services.manager.openapi import openapi
 from shared.codec import to_json
 from shared.errors import InvalidInputError
+from shared.messages.control import HostChange
 from shared.messages.persona import EnrichRequest, SampleRequest
 from shared.messages.scenario import PlannedEvent, ScenarioSpec
 
@@ -81,7 +82,7 @@ def _looking(manager: Manager) -> list[web.RouteDef]:
         return _answer(await installation.run(manager, request.match_info["run"]))
 
     async def usage(request: web.Request) -> web.Response:
-        run = request.match_info["run"]
+        run = manager.known(request.match_info["run"])
         return _answer(await installation.usage(manager, [run]))
 
     async def agents(request: web.Request) -> web.Response:
@@ -99,18 +100,22 @@ def _looking(manager: Manager) -> list[web.RouteDef]:
         return _answer(await manager.agents.one(request.match_info["run"], _agent(request)))
 
     async def exchanges(request: web.Request) -> web.Response:
-        run = request.match_info["run"]
+        run = manager.known(request.match_info["run"])
         return _answer(await manager.agents.exchanges(run, _agent(request)))
 
     async def environments(request: web.Request) -> web.Response:
-        return _answer(await manager.environments.tree(request.match_info["run"]))
+        run = manager.known(request.match_info["run"])
+        return _answer(await manager.environments.tree(run))
 
     async def environment(request: web.Request) -> web.Response:
         match = request.match_info
         return _answer(await manager.environments.one(match["run"], match["path"]))
 
     async def files(request: web.Request) -> web.Response:
-        return _answer(manager.records.files(request.match_info["run"]))
+        return _answer(manager.records.files(manager.known(request.match_info["run"])))
+
+    async def file(request: web.Request) -> web.StreamResponse:
+        return await manager.records.download(request.match_info["run"], request.match_info["name"])
 
     async def compare(request: web.Request) -> web.Response:
         match = request.match_info
@@ -152,6 +157,7 @@ def _looking(manager: Manager) -> list[web.RouteDef]:
         web.get("/api/runs/{run}/environments", environments),
         web.get("/api/runs/{run}/environments/{path}", environment),
         web.get("/api/runs/{run}/files", files),
+        web.get("/api/runs/{run}/files/{name}", file),
         web.get("/api/runs/{run}/compare/{other}", compare),
         web.get("/api/pools", pools),
         web.get("/api/people", people),
@@ -196,7 +202,8 @@ def _doing(manager: Manager) -> list[web.RouteDef]:
 
     async def clean_up(request: web.Request) -> web.Response:
         name = request.match_info["run"]
-        told = await manager.hosting.clean_up(name, (await _fields(request)).get("host"))
+        host = (await _fields(request)).get("host")
+        told = await manager.hosting.clean_up(name, None if host is None else str(host))
         manager.audit(request, "clean up", name)
         return _answer(told)
 
@@ -208,10 +215,11 @@ def _doing(manager: Manager) -> list[web.RouteDef]:
 
     async def change(request: web.Request) -> web.Response:
         host, kind = request.match_info["host"], request.match_info["kind"]
-        fields = await _fields(request)
-        told = await manager.hosting.change(
-            host, kind, fields.get("draining"), fields.get("per_run")
-        )
+        change = HostChange.model_validate(await _fields(request))
+        fields = change.model_dump(exclude_none=True)
+        if not fields:
+            raise InvalidInputError("say what is to change: draining, or per_run")
+        told = await manager.hosting.change(host, kind, change.draining, change.per_run)
         manager.audit(request, f"change {json.dumps(fields)}", host)
         return _answer(told)
 
@@ -230,7 +238,7 @@ def _doing(manager: Manager) -> list[web.RouteDef]:
 
     async def draw(request: web.Request) -> web.Response:
         asked = SampleRequest.model_validate(await _fields(request))
-        told = await manager.people.draw(asked)
+        told = await manager.people.draw(asked, replace="replace" in request.query)
         manager.audit(request, "draw people", str(asked.store))
         return _answer(told, 201)
 

@@ -186,14 +186,16 @@ def overrides_of(form: dict[str, list[Field]], given: Mapping[str, Any]) -> dict
         InvalidInputError: an entry can't be read; it is named.
     """
     found: dict[str, Any] = {}
+    changed: list[tuple[Field, str]] = []
     for one in (entry for section in form.values() for entry in section):
         if one.kind == "bool":
             text = "true" if given.get(one.key) else "false"
         else:
             text = str(given.get(one.key, one.value))
-        if _same(text, one.value):  # browsers send line ends as they like
-            continue
-        one.value = text
+        if not _same(text, one.value):  # browsers send line ends as they like
+            changed.append((one, text))
+            one.value = text  # shown again, whatever is wrong with another
+    for one, text in changed:
         found[one.key] = _read(one, text)
     # A back end takes what goes with it alone: what another one needed is left out.
     for key in [k for k in found if k.endswith(".backend")]:

@@ -160,6 +160,8 @@ class Hosting:
         watcher = self._manager.watcher
         if host is not None:
             names = [check_token(host, "the host's name")]
+            if host not in watcher.hosts and host not in watcher.keepers:
+                raise InvalidInputError(f"there is no host {host!r}")
         else:
             names = [
                 n for n, seen in (*watcher.hosts.items(), *watcher.keepers.items()) if seen.here

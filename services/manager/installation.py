@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,6 +43,7 @@ def overview(manager: Manager) -> dict[str, Any]:
         "looked_at": watcher.looked_at,
         "hosts": len(hosts),
         "hosts_gone": sum(not seen.here for seen in watcher.hosts.values()),
+        "hosts_draining": sum(seen.info.draining for seen in hosts),
         "cores": sum(seen.info.cores for seen in hosts),
         "workers": sum(seen.info.workers for seen in hosts),
         "agents": sum(info.agents for info in running),
@@ -93,14 +95,34 @@ async def run(manager: Manager, name: str) -> dict[str, Any]:
     rows = list(progress.rows.values()) if progress is not None else []
     if recorded is not None and len(recorded["rounds"]) > len(rows):
         rows = recorded["rounds"]
+    told = info.model_dump(mode="json") if info is not None else None
+    if told is not None and rows and manager.is_live(name):  # rounds are heard of before it is
+        told["rounds_done"] = max(told["rounds_done"], rows[-1]["round"])
+        told["state"] = "running"
     return {
         "run": name,
-        "info": info.model_dump(mode="json") if info is not None else None,
+        "info": told,
         "rounds": rows,
         "now": progress.now if progress is not None else {},
         "manifest": recorded["manifest"] if recorded is not None else None,
         "lines": _lines(progress, recorded),
     }
+
+
+async def events(manager: Manager, name: str) -> list[dict[str, Any]]:
+    """What was brought into a run, or will be, in order.
+
+    Raises:
+        BusError: the broker does not answer.
+    """
+    spec = await manager.spec(name)
+    planned = [] if spec is None else [e for e in spec.events if e.time == 0]
+    bucket = await manager.bus.bucket(manager.settings.subjects.bucket_specs)
+    found = [e.model_dump(mode="json") for e in planned]
+    for entry in await bucket.entries(f"{name}.>"):
+        with contextlib.suppress(ValueError):
+            found.append(PlannedEvent.model_validate_json(entry.value).model_dump(mode="json"))
+    return sorted(found, key=lambda event: event["time"])
 
 
 def _lines(progress: Progress | None, recorded: dict[str, Any] | None) -> list[str]:
@@ -155,6 +177,8 @@ async def act(manager: Manager, name: str, action: str, fields: dict[str, Any]) 
     info = manager.watcher.runs.get(name)
     if info is None:
         raise InvalidInputError(f"there is no run named {name!r}")
+    if action != "resume" and (info.over or (info.state == "paused" and action != "cancel")):
+        raise InvalidInputError(f"the run {name!r} is {info.state}: {action} means nothing now")
     if action == "resume" or (action == "cancel" and info.state == "paused"):
         rounds = fields.get("rounds")
         request = ManageRequest.model_validate(
@@ -176,7 +200,9 @@ async def inject(manager: Manager, name: str, event: PlannedEvent) -> Told:
     Raises:
         PopulaceError: that is not possible; the text says why.
     """
-    check_token(name, "the run's name")
+    info = manager.watcher.runs.get(check_token(name, "the run's name"))
+    if info is None or info.state not in ("accepted", "running"):
+        raise InvalidInputError(f"the run {name!r} is not under way: nothing can be brought in")
     reply = await control(manager.bus, manager.settings, name, "inject", event=event)
     return Told(run=name, state=reply.state)
 

@@ -84,7 +84,7 @@ class Manager:
         Raises:
             BusUnavailableError: the broker is away: at once, so that no page waits for it.
         """
-        if not self.context.bus.connected:
+        if self.watcher.broker != "up":
             raise BusUnavailableError("the broker is away")
         return self.context.bus
 
@@ -93,6 +93,17 @@ class Manager:
         """Whether a run is under way."""
         info = self.watcher.runs.get(run)
         return info is not None and info.state in ("accepted", "running")
+
+    def known(self, run: str) -> str:
+        """A run's name, if there is such a run.
+
+        Raises:
+            InvalidInputError: there is none.
+        """
+        folder = self.settings.runs_dir / check_token(run, "the run's name")
+        if run not in self.watcher.runs and not folder.is_dir():
+            raise InvalidInputError(f"there is no run named {run!r}")
+        return run
 
     async def recorded(self, run: str) -> dict[str, Any] | None:
         """Manifest and rounds of a run that is over and was recorded on this machine."""

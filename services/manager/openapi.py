@@ -63,12 +63,15 @@ def _got(what: str, *query: str) -> dict[str, Any]:
 
 
 def _done(
-    what: str, body: type[BaseModel] | dict[str, Any] | None = None, method: str = "post"
+    what: str,
+    body: type[BaseModel] | dict[str, Any] | None = None,
+    method: str = "post",
+    status: str = "200",
 ) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": what,
         "responses": {
-            "200": {"description": what},
+            status: {"description": what},
             "403": {"description": "this token may only look"},
             "422": {"description": "not possible; says why"},
             "503": {"description": "the broker or a service does not answer"},
@@ -100,7 +103,7 @@ def _paths() -> dict[str, Any]:
         ),
         "/api/runs": {
             **_got("runs, latest first", "search"),
-            **_done("start a run", ScenarioSpec),
+            **_done("start a run", ScenarioSpec, status="201"),
         },
         "/api/runs/{run}": {
             **_got("a run's state, rounds, manifest"),
@@ -134,12 +137,17 @@ def _paths() -> dict[str, Any]:
         "/api/runs/{run}/environments": _got("the environments, listeners and workers of a run"),
         "/api/runs/{run}/environments/{path}": _got("one environment: state, view, events"),
         "/api/runs/{run}/files": _got("the files of a run"),
+        "/api/runs/{run}/files/{name}": _got("one of them"),
         "/api/runs/{run}/compare/{other}": _got("how the answers of two runs differ"),
         "/api/pools": _got("model pools: slots, queue, latency, limits, failures"),
         "/api/people": _got("stored populations, templates, and those being written"),
         "/api/people/{name}": _got("margins of a population, and some of its people", "seed"),
-        "/api/people/write": _done("have a population written", EnrichRequest),
-        "/api/people/draw": _done("draw a population and store it", SampleRequest),
+        "/api/people/write": _done("have a population written", EnrichRequest, status="202"),
+        "/api/people/draw": _done(
+            "draw a population and store it; with ?replace, in place of one of that name",
+            SampleRequest,
+            status="201",
+        ),
         "/api/people/{name}/cancel": _done("stop the writing of a population"),
         "/api/scenarios": _got("scenario files that runs can be started from"),
         "/api/scenarios/{file}": _got("what one says, with a schema of its parameters"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ _SAMPLE = 12
 _DRAWN = 1500
 """People that are drawn of a template, to show what it is like."""
 _WITHIN = 30.0
+_DESCRIBED_HELD = 20
 
 
 class PeopleBook:
@@ -46,6 +48,7 @@ class PeopleBook:
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
+        self._described: OrderedDict[tuple[Any, ...], dict[str, Any]] = OrderedDict()
 
     async def all(self) -> dict[str, Any]:
         """Stored populations, templates, and what was or is being written."""
@@ -81,11 +84,31 @@ class PeopleBook:
         if name.startswith("template:"):
             return await self._template(name, seed)
         path = self._manager.settings.personas_dir / f"{check_token(name, 'the name')}.parquet"
-        if not path.is_file():
+        job = next((job for job in await self.jobs() if job["name"] == name), None)
+        if path.is_file():
+            told = await asyncio.to_thread(self._described_once, path, seed)
+        elif job is not None:  # it is stored once it is written
+            told = {
+                "people": job["total"],
+                "written": 0,
+                "margins": [],
+                "sample": [],
+                "columns": [],
+            }
+        else:
             raise InvalidInputError(f"there is no stored population {name!r}")
-        told = await asyncio.to_thread(_describe, path, seed)
-        jobs = [job for job in await self.jobs() if job["name"] == name]
-        return {"name": name, "template": False, "job": jobs[0] if jobs else None, **told}
+        return {"name": name, "template": False, "job": job, **told}
+
+    def _described_once(self, path: Path, seed: int) -> dict[str, Any]:
+        """In a thread: read once for each state of the file."""
+        status = path.stat()
+        key = (str(path), status.st_mtime_ns, status.st_size, seed)
+        held = self._described.get(key)
+        if held is None:
+            held = self._described[key] = _describe(path, seed)
+            while len(self._described) > _DESCRIBED_HELD:
+                self._described.popitem(last=False)
+        return held
 
     async def _template(self, name: str, seed: int) -> dict[str, Any]:
         if name.removeprefix("template:") not in templates():
@@ -113,15 +136,27 @@ class PeopleBook:
         subject = self._manager.settings.subjects.persona("enrich")
         return await ask(self._manager.bus, subject, request, JobInfo, timeout=120, patience=2)
 
-    async def draw(self, request: SampleRequest) -> Sampled:
+    async def draw(self, request: SampleRequest, *, replace: bool = False) -> Sampled:
         """Draw a population and store it.
 
+        Args:
+            request: which; ``store`` names it.
+            replace: whether one of that name may be replaced.
+
         Raises:
+            InvalidInputError: there is one of that name.
             RemoteError: the persona service refused.
             BusError: none answers.
         """
         if request.store is None:
             raise InvalidInputError("store: under which name the people are kept is missing")
+        folder = self._manager.settings.personas_dir
+        name = check_token(request.store, "the name")
+        if not replace and (folder / f"{name}.parquet").exists():
+            raise InvalidInputError(
+                f"there is a population {name!r} already: choose another name, or say that it may "
+                "be replaced"
+            )
         subject = self._manager.settings.subjects.persona("sample")
         return await ask(self._manager.bus, subject, request, Sampled, timeout=120, patience=2)
 
@@ -203,8 +238,15 @@ def _margin(name: str, column: pa.ChunkedArray) -> dict[str, Any] | None:
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         values = column.drop_null().to_numpy()
         if values.size and len(np.unique(values)) > _MOST_BARS:
-            counts, edges = np.histogram(values, bins=_BINS)
-            labels = [f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges)]
+            if pa.types.is_integer(kind):  # bins of equally many whole numbers
+                low, high = int(values.min()), int(values.max())
+                width = -(-(high - low + 1) // _BINS)
+                edges = np.arange(low, high + width + 1, width)
+                counts, _ = np.histogram(values, bins=edges)
+                labels = [f"{a} to {b - 1}" for a, b in itertools.pairwise(edges.tolist())]
+            else:
+                counts, edges = np.histogram(values, bins=_BINS)
+                labels = [f"{a:.3g} to {b:.3g}" for a, b in itertools.pairwise(edges.tolist())]
             shares = [float(n) / whole for n in counts]
             return {"name": name, "labels": labels, "shares": shares, "left_out": 0}
     if pa.types.is_nested(kind):

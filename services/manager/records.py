@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
+from aiohttp import web
 
 from populace.recorded import Comparison, compare, fit_answers, results
 from populace.runs import forget_run
@@ -79,6 +80,19 @@ class RecordBook:
         if not (folder / name).is_file():
             raise InvalidInputError(f"the run {run!r} has no {name} (yet)")
         return folder / name
+
+    async def download(self, run: str, name: str) -> web.FileResponse:
+        """A file of a run, as it is sent.
+
+        Raises:
+            InvalidInputError: there is no such file.
+        """
+        path = await self.file(run, name)
+        headers = {
+            "Content-Type": FILES[name],
+            "Content-Disposition": f'attachment; filename="{run}-{name}"',
+        }
+        return web.FileResponse(path, headers=headers)
 
     async def report(self, run: str) -> Path:
         """The page on a recorded run, made if there is none that is as new as the run's files.

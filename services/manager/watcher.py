@@ -22,6 +22,7 @@ _log = get_logger(__name__)
 
 SERVICES = ("director", "models", "recorder", "persona_service", "env_service", "agent_host")
 _EVERY = 1.0
+_LOOK_WITHIN = 4.0
 _STATES_EVERY = 2.0
 _GONE_FOR = 3600.0
 """Seconds for which a host that went away is still shown."""
@@ -108,8 +109,8 @@ class Watcher:
 
     @property
     def broker(self) -> str:
-        """``"up"``, or ``"away"`` while it can't be reached."""
-        return "up" if self._bus.connected else "away"
+        """``"up"``, or ``"away"`` while it can't be reached, or does not answer."""
+        return "up" if self._bus.connected and not self.problem else "away"
 
     async def run(self) -> None:
         """Look, for as long as the manager lives."""
@@ -120,10 +121,11 @@ class Watcher:
         try:
             while True:
                 try:
-                    await self._look()
+                    async with asyncio.timeout(_LOOK_WITHIN):
+                        await self._look()
                     self.looked_at, self.problem = time.time(), ""
-                except BusError as error:
-                    self.problem = str(error)
+                except (BusError, TimeoutError) as error:
+                    self.problem = str(error) or "it does not answer in time"
                 except Exception:  # whatever stands there, the page stays
                     _log.exception("a look at the broker failed")
                     self.problem = "what stands there can't be read; the manager's log says more"

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import json
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import nats
@@ -55,6 +56,10 @@ from shared.settings import Settings
 _log = get_logger(__name__)
 
 _LIST_WITHIN = 20.0
+_MOST_AT_ONCE, _TRIES = 1024, 3
+"""Values that the broker gives by one request, and how often that is tried while they change."""
+_CONSUMER_LEFT_FOR = 10.0
+"""Seconds after which the broker removes a consumer whose maker could not."""
 
 _OUTBOX_LIMIT = 256 << 20
 _HEADROOM = 16 << 10
@@ -183,7 +188,8 @@ class _NatsConsumer(Consumer):
 
 
 class _NatsBucket(KeyValue):
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, bus: NatsBus, inner: Any) -> None:
+        self._bus = bus
         self._inner = inner
 
     async def get(self, key: str) -> Entry | None:
@@ -224,20 +230,68 @@ class _NatsBucket(KeyValue):
             raise BusError(f"the entry {key!r} can't be deleted: {error}") from error
 
     async def entries(self, pattern: str = ">") -> list[Entry]:
-        found: list[Entry] = []
         try:
             async with asyncio.timeout(_LIST_WITHIN):
-                watcher = await self._inner.watch(pattern, ignore_deletes=True)
-                try:
-                    async for entry in watcher:
-                        if not entry:  # the end of what is there
-                            break
-                        found.append(Entry(entry.key, entry.value or b"", entry.revision or 0))
-                finally:
-                    await watcher.stop()
+                # Where there are copies, any of them would answer, which may lag behind.
+                for _ in range(_TRIES if self._bus.batched else 0):
+                    found = await self._at_once(pattern)
+                    if found is not None:
+                        return found
+                return await self._one_by_one(pattern)
         except (TimeoutError, nats.errors.Error) as error:
             raise BusError(f"a bucket can't be read: {error}") from error
+
+    async def _at_once(self, pattern: str) -> list[Entry] | None:
+        """All entries by one request (NATS 2.11 and later); None: it can't be done so."""
+        client, inner = self._bus._client, self._inner
+        inbox = client.new_inbox()
+        subscription = await client.subscribe(inbox)
+        found: list[Entry] = []
+        try:
+            asked = json.dumps({"multi_last": [f"{inner._pre}{pattern}"], "batch": _MOST_AT_ONCE})
+            subject = f"{self._bus._js._prefix}.DIRECT.GET.{inner._stream}"
+            await client.publish(subject, asked.encode(), reply=inbox)
+            while True:
+                message = await subscription.next_msg(_LIST_WITHIN)
+                headers = message.headers or {}
+                status = headers.get("Status")
+                if status == "204":
+                    return found
+                if status == "404":
+                    # Nothing there; or a value was replaced while it was read: then once more.
+                    return None if found or "Result" not in headers.get("Description", "") else []
+                if status is not None:
+                    if status not in ("413", "503"):  # neither too many, nor nobody there
+                        self._bus.batched = False
+                    return None
+                if not _is_gone(headers):
+                    key = headers["Nats-Subject"].removeprefix(inner._pre)
+                    found.append(Entry(key, message.data, int(headers["Nats-Sequence"])))
+        finally:
+            await subscription.unsubscribe()
+
+    async def _one_by_one(self, pattern: str) -> list[Entry]:
+        """All entries by a consumer, which is removed again: a stream has room for some alone."""
+        found: list[Entry] = []
+        watcher = await self._inner.watch(
+            pattern, ignore_deletes=True, inactive_threshold=_CONSUMER_LEFT_FOR
+        )
+        try:
+            async for entry in watcher:
+                if not entry:  # the end of what is there
+                    break
+                found.append(Entry(entry.key, entry.value or b"", entry.revision or 0))
+        finally:
+            name = watcher._sub._consumer
+            await watcher.stop()
+            with contextlib.suppress(TimeoutError, nats.errors.Error):  # it goes by itself
+                await self._bus._js.delete_consumer(self._inner._stream, name)
         return found
+
+
+def _is_gone(headers: Mapping[str, str]) -> bool:
+    """Whether a message of a bucket says that a key was deleted, or has expired."""
+    return headers.get("KV-Operation") in ("DEL", "PURGE") or "Nats-Marker-Reason" in headers
 
 
 class NatsBus(Bus):
@@ -260,6 +314,8 @@ class NatsBus(Bus):
         """Pull subscriptions; nats-py's drain would wait for what they hold back."""
         self._closed = False
         self._replicas = 1
+        self.batched = True
+        """Whether many values can be had by one request: not so of old brokers, nor of copies."""
         self._buckets: dict[str, _NatsBucket] = {}
         self._last_error = ""
 
@@ -277,6 +333,7 @@ class NatsBus(Bus):
         """
         bus = cls(process or new_id("p"))
         bus._replicas = settings.replicas
+        bus.batched = settings.replicas == 1
         options: dict[str, Any] = {
             "servers": [u.strip() for u in url.split(",") if u.strip()],
             "name": bus.process,
@@ -759,7 +816,7 @@ class NatsBus(Bus):
             raise BusError(
                 f"the bucket {name!r} can't be set up (is JetStream on?): {error}"
             ) from error
-        held = self._buckets[name] = _NatsBucket(inner)
+        held = self._buckets[name] = _NatsBucket(self, inner)
         return held
 
     async def last(self, stream: str, subject: str, *, exact: bool = False) -> Message | None:

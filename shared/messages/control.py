@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from shared.messages.model import Terms
 from shared.messages.scenario import ModelSpec, ReplaySpec
@@ -38,6 +38,8 @@ class HostInfo(BaseModel):
 
 class HostChange(BaseModel):
     """To a host: from now on, do otherwise. What is None stays."""
+
+    model_config = ConfigDict(extra="forbid")
 
     draining: bool | None = None
     """Give no more workers, and end those that are here: their runs go on elsewhere."""

@@ -141,3 +141,47 @@ async def test_a_raising_listener_harms_nobody(own_broker: Callable[..., Broker]
     bus.send("x", b"1")
     await wait_until(lambda: got == [b"1"])
     await bus.drain()
+
+
+@pytest.mark.parametrize("batched", [True, False])
+async def test_reading_a_bucket_leaves_no_consumer(broker: Broker, batched: bool) -> None:
+    """A stream has room for so many consumers alone; a page reads buckets each second."""
+    bus = await NatsBus.connect(broker.settings(), broker.url)
+    bus.batched = batched
+    name = unique("bucket")
+    bucket = await bus.bucket(name)
+    assert await bucket.entries() == []
+    for number in range(5):
+        await bucket.put(f"a.{number}", b"%d" % number)
+    await bucket.delete("a.3")
+    for _ in range(20):
+        found = await bucket.entries("a.>")
+    assert [(e.key, e.value) for e in found] == [(f"a.{n}", b"%d" % n) for n in (0, 1, 2, 4)]
+    assert await bucket.entries("b.>") == []
+    assert bus.batched is batched
+    info = await bus._js.stream_info(f"KV_{name}")
+    assert info.state.consumer_count == 0
+    await bus.drain()
+
+
+async def test_a_bucket_that_changes_while_it_is_read_misses_nothing(broker: Broker) -> None:
+    bus = await NatsBus.connect(broker.settings(), broker.url)
+    bucket = await bus.bucket(unique("bucket"))
+    for number in range(30):
+        await bucket.put(f"a.{number}", b"")
+
+    over = asyncio.Event()  # the client's publish can swallow a cancellation
+
+    async def write() -> None:
+        while not over.is_set():
+            for number in range(30):
+                await bucket.put(f"a.{number}", b"again")
+
+    writing = asyncio.ensure_future(write())
+    try:
+        for _ in range(100):
+            assert len(await bucket.entries()) == 30
+    finally:
+        over.set()
+        await writing
+    await bus.drain()

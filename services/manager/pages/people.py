@@ -45,7 +45,8 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
             if given.get("seed"):
                 fields["seed"] = _number(given["seed"], "the seed")
             if given.get("do") == "draw":
-                await manager.people.draw(SampleRequest(store=name, **fields))
+                replace = bool(given.get("replace"))
+                await manager.people.draw(SampleRequest(store=name, **fields), replace=replace)
             else:
                 model = await read_yaml(given.get("model", ""), "the model") or {}
                 if given.get("names"):

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from services.manager import installation
 from services.manager.forms import read_yaml
 from services.manager.pages.rendering import Rendering
-from services.manager.records import FILES
 from shared.errors import BusError, InvalidInputError, PopulaceError
 from shared.messages.scenario import PlannedEvent
 from shared.service import first_problem
@@ -105,13 +104,7 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
         raise rendering.done("/runs", f"Deleted {name}")
 
     async def file(request: web.Request) -> web.StreamResponse:
-        run_, name = request.match_info["run"], request.match_info["name"]
-        path = await manager.records.file(run_, name)
-        headers = {
-            "Content-Type": FILES[name],
-            "Content-Disposition": f'attachment; filename="{run_}-{name}"',
-        }
-        return web.FileResponse(path, headers=headers)
+        return await manager.records.download(request.match_info["run"], request.match_info["name"])
 
     async def report(request: web.Request) -> web.StreamResponse:
         path = await manager.records.report(request.match_info["run"])
