@@ -56,7 +56,7 @@ from shared.settings import Settings
 _log = get_logger(__name__)
 
 _LIST_WITHIN = 20.0
-_MOST_AT_ONCE, _TRIES = 1024, 3
+_MOST_AT_ONCE, _TRIES = 1024, 30
 """Values that the broker gives by one request, and how often that is tried while they change."""
 _CONSUMER_LEFT_FOR = 10.0
 """Seconds after which the broker removes a consumer whose maker could not."""
