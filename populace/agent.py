@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from populace.world import World
 
 
+_INTERVIEW_TOKENS = 256
+"""An answer in words needs some, though the scenario's own questions may be for a number."""
 _INTERVIEWS = 1 << 41
 """Numbers of questions from here on are of interviews."""
 
@@ -202,7 +204,7 @@ class Agent(metaclass=_AgentType):
         memory = self.memory
         held = list(memory.messages)
         try:
-            text = await self.model.ask(question, model=model)
+            text = await self.model.ask(question, model=model, max_tokens=_INTERVIEW_TOKENS)
         finally:
             memory.messages[:] = held  # a memory that is summed up when it is used stays as it was
             if before is None:

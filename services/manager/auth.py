@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal
+from urllib.parse import quote
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -155,9 +156,9 @@ class Doorkeeper:
 
         @web.middleware
         async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+            _who.set(None)  # requests of one connection are handled in one context
             if request.method not in _READS and not _same_origin(request):
-                return _refused(request, 403, "this request comes from another page")
-            _who.set(None)
+                raise web.HTTPForbidden(text="this request comes from another page")
             if request.path.startswith(_OPEN):
                 return await handler(request)
             scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
@@ -165,20 +166,27 @@ class Doorkeeper:
                 try:
                     role = self.role_of(bearer.strip(), request.remote)
                 except TooManyError:
-                    return _refused(request, 429, "too many wrong tokens; wait a minute")
+                    raise web.HTTPTooManyRequests(
+                        text="too many wrong tokens; wait a minute"
+                    ) from None
                 if role is None:
-                    return _refused(request, 401, "the token is wrong")
+                    raise web.HTTPUnauthorized(text="the token is wrong")
                 session: Session | None = Session(role, "")
             else:
                 session = self.session(request)
                 if session is None:
-                    return _refused(request, 401, "a token is needed")
+                    if wants_page(request) and request.method == "GET":
+                        raise web.HTTPFound(f"/login?next={quote(request.path_qs)}")
+                    raise web.HTTPUnauthorized(
+                        text="a token is needed: log in again (in another tab, to keep what you "
+                        "have written here), then send this once more"
+                    )
                 if request.method not in _READS and not await _has_word(request, session.csrf):
-                    return _refused(request, 403, "the form is not of this session; load it again")
+                    raise web.HTTPForbidden(text="the form is not of this session; load it again")
             assert session is not None
             looks = request.method in _READS or request.path == "/logout"
             if not looks and session.role != "operator":
-                return _refused(request, 403, "this token may only look")
+                raise web.HTTPForbidden(text="this token may only look")
             _who.set(session)
             return await handler(request)
 
@@ -205,11 +213,3 @@ def _same_origin(request: web.Request) -> bool:
 def wants_page(request: web.Request) -> bool:
     """Whether a person with a browser asks, rather than a program."""
     return not request.path.startswith(("/api/", "/metrics", "/events"))
-
-
-def _refused(request: web.Request, status: int, why: str) -> web.StreamResponse:
-    if status == 401 and wants_page(request) and request.method == "GET":
-        raise web.HTTPFound("/login")
-    if wants_page(request):
-        return web.Response(status=status, text=f"{why}\n")
-    return web.json_response({"error": why}, status=status)

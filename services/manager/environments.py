@@ -62,12 +62,12 @@ class EnvironmentBook:
             "workers": [],
             "listens": [],
             "listens_left_out": 0,
-            "events": 0,
+            "round": 0,
         }
         if manager.is_live(run):
             try:
                 seen = await inspect(manager.bus, manager.settings.subjects, run)
-                return {**told, "live": True, **seen.model_dump(mode="json"), "events": 0}
+                return {**told, "live": True, **seen.model_dump(mode="json")}
             except (BusError, RemoteError):
                 pass  # it is between two lives: what was written down is shown
         try:

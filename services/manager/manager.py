@@ -205,7 +205,7 @@ class Manager:
         rendering = pages.Rendering(self)
         app = web.Application(
             client_max_size=_MOST_BODY,
-            middlewares=[headers, self.doors.middleware(), pages.problems(rendering)],
+            middlewares=[headers, pages.problems(rendering), self.doors.middleware()],
         )
         app.add_routes(api.routes(self))
         app.add_routes(pages.routes(rendering))
@@ -251,6 +251,7 @@ class Manager:
         await asyncio.wait({stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
         if watching.done() and not watching.cancelled() and watching.exception() is not None:
             _log.error("the watcher ended", error=str(watching.exception()))
+        self.watcher.stop()
         watching.cancel()
         stopping.cancel()
         if page_address(self.settings) == place:

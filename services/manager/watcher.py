@@ -102,6 +102,7 @@ class Watcher:
         self.looked_at = 0.0
         """Unix time of the last look that came to something."""
         self._changed = asyncio.Event()
+        self._over = asyncio.Event()
         self._catching: dict[str, asyncio.Task[Progress]] = {}
         self._meanwhile: dict[str, list[Status]] = {}
         """What came of runs while their statuses are read."""
@@ -119,7 +120,7 @@ class Watcher:
         states = asyncio.ensure_future(self._look_at_services())
         before = ""
         try:
-            while True:
+            while not self._over.is_set():
                 try:
                     async with asyncio.timeout(_LOOK_WITHIN):
                         await self._look()
@@ -133,9 +134,18 @@ class Watcher:
                 if told != before:
                     before = told
                     self._note()
-                await asyncio.sleep(_EVERY)
+                await self._pause(_EVERY)
         finally:
+            self.stop()
             states.cancel()
+
+    def stop(self) -> None:
+        """Have ``run`` end soon: a cancellation alone can be swallowed by the broker's client."""
+        self._over.set()
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), seconds)
 
     async def changed(self, since: int, timeout: float) -> int:
         """Wait until there is something newer than a version; returns the newest."""
@@ -259,14 +269,14 @@ class Watcher:
     async def _look_at_services(self) -> None:
         """Ask all services what they say of themselves, by NATS's service protocol."""
         number = 0
-        while True:
+        while not self._over.is_set():
             for name in SERVICES:
                 number += 1
                 with contextlib.suppress(BusError):
                     self.services[name] = await self._ask_all(name, number)
                     if name == "models":
                         self._reckon()
-            await asyncio.sleep(_STATES_EVERY)
+            await self._pause(_STATES_EVERY)
 
     def _reckon(self) -> None:
         """How fast pools answer: since the last look, or the one before if that was just now."""

@@ -191,6 +191,8 @@ class _NatsBucket(KeyValue):
     def __init__(self, bus: NatsBus, inner: Any) -> None:
         self._bus = bus
         self._inner = inner
+        self._batched = bus.batched
+        """Whether the broker gives all values by one request: not so before NATS 2.11."""
 
     async def get(self, key: str) -> Entry | None:
         try:
@@ -233,7 +235,9 @@ class _NatsBucket(KeyValue):
         try:
             async with asyncio.timeout(_LIST_WITHIN):
                 # Where there are copies, any of them would answer, which may lag behind.
-                for _ in range(_TRIES if self._bus.batched else 0):
+                for _ in range(_TRIES):
+                    if not self._batched:
+                        break
                     found = await self._at_once(pattern)
                     if found is not None:
                         return found
@@ -261,8 +265,8 @@ class _NatsBucket(KeyValue):
                     # Nothing there; or a value was replaced while it was read: then once more.
                     return None if found or "Result" not in headers.get("Description", "") else []
                 if status is not None:
-                    if status not in ("413", "503"):  # neither too many, nor nobody there
-                        self._bus.batched = False
+                    if status != "413":  # too many: it may be otherwise another time
+                        self._batched = False
                     return None
                 if not _is_gone(headers):
                     key = headers["Nats-Subject"].removeprefix(inner._pre)
@@ -315,7 +319,8 @@ class NatsBus(Bus):
         self._closed = False
         self._replicas = 1
         self.batched = True
-        """Whether many values can be had by one request: not so of old brokers, nor of copies."""
+        """Whether values of buckets are had by direct requests, many at once: not where there are
+        copies, any of which would answer."""
         self._buckets: dict[str, _NatsBucket] = {}
         self._last_error = ""
 
@@ -807,7 +812,11 @@ class NatsBus(Bus):
         try:
             inner = await self._js.create_key_value(
                 config=api.KeyValueConfig(
-                    bucket=name, history=history, ttl=ttl or None, replicas=self._replicas
+                    bucket=name,
+                    history=history,
+                    ttl=ttl or None,
+                    replicas=self._replicas,
+                    direct=self.batched,
                 )
             )
         except nats.js.errors.BadRequestError:  # there is one with other settings

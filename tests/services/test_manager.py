@@ -61,7 +61,7 @@ async def manager(services: Services, tmp_path: Path) -> AsyncIterator[Manager]:
     await wait_until(lambda: bool(made.watcher.hosts), what="a look at the broker")
     yield made
     made.context.stopping.set()
-    watching.cancel()
+    made.watcher.stop()
     await asyncio.wait({watching})
     await bus.drain()
 
@@ -111,7 +111,7 @@ async def test_nothing_is_shown_without_a_token(manager: Manager, client: Client
             text = await answer.text()
             assert answer.status in (401, 302), (method, path, headers, answer.status)
             if answer.status == 302:
-                assert answer.headers["Location"] == "/login"
+                assert answer.headers["Location"].startswith("/login?next=/")
             assert "chaos" not in text
             assert "agent_host" not in text
 
@@ -169,7 +169,12 @@ async def test_coming_and_going(client: Client) -> None:
     )
     await client.post("/logout", data={"csrf": word})
     answer = await client.get("/", allow_redirects=False)
-    assert (answer.status, answer.headers["Location"]) == (302, "/login")
+    assert (answer.status, answer.headers["Location"]) == (302, "/login?next=/")
+    for place in ("//evil.example", "https://evil.example", "/\\evil.example", "/runs?search=a"):
+        data = {"token": OPERATOR, "next": place}
+        answer = await client.post("/login", data=data, allow_redirects=False)
+        inside = place if place.startswith("/runs") else "/"
+        assert (answer.status, answer.headers["Location"]) == (303, inside)
 
 
 def test_sessions_end() -> None:

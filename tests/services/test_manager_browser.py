@@ -198,13 +198,13 @@ async def test_a_game_from_the_form_to_its_end(
 async def test_wrong_tokens_and_the_keyboard(manager: Manager, browser: Browser) -> None:
     page = await browser.new_page(base_url=await manager.address())
     await page.goto("/runs")
-    assert page.url.endswith("/login")
+    assert page.url.endswith("/login?next=/runs")
     await page.keyboard.type("guess")  # the field has the focus
     await page.keyboard.press("Enter")
     await expect(page.locator("[role=alert]")).to_have_text("This token is wrong.")
     await page.keyboard.type(TOKEN)
     await page.keyboard.press("Enter")
-    await expect(page.locator("h1")).to_have_text("Overview")
+    await expect(page.locator("h1")).to_have_text("Runs")
     await page.keyboard.press("Tab")
     await page.keyboard.press("Enter")  # to the content, past the links above it
     assert page.url.endswith("#main")

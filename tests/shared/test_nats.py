@@ -158,7 +158,7 @@ async def test_reading_a_bucket_leaves_no_consumer(broker: Broker, batched: bool
         found = await bucket.entries("a.>")
     assert [(e.key, e.value) for e in found] == [(f"a.{n}", b"%d" % n) for n in (0, 1, 2, 4)]
     assert await bucket.entries("b.>") == []
-    assert bus.batched is batched
+    assert bucket._batched is batched
     info = await bus._js.stream_info(f"KV_{name}")
     assert info.state.consumer_count == 0
     await bus.drain()

@@ -13,7 +13,7 @@ from services.manager.agents import split_name
 from services.manager.answers import OPERATORS, PAGE
 from services.manager.api import filters_of, number_of
 from services.manager.pages.rendering import Rendering
-from shared.errors import PopulaceError
+from shared.errors import InvalidInputError, PopulaceError
 from shared.ids import check_token
 from shared.service import first_problem
 
@@ -31,7 +31,14 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
         filters = filters_of(query)
         population, sort = query.get("population", ""), query.get("sort", "")
         start = number_of(query, "start")
-        found = await manager.agents.page(run, population, filters, sort, start)
+        problem = ""
+        try:
+            found = await manager.agents.page(run, population, filters, sort, start)
+        except InvalidInputError as error:
+            if not (filters or sort):
+                raise
+            problem = str(error)
+            found = await manager.agents.page(run, "", [], "", 0)
         kept = [("population", population)] if population else []
         for one in filters:
             kept += [("column", one.column), ("op", one.operator), ("value", one.value)]
@@ -44,6 +51,8 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
         return rendering.page(
             request,
             "agents",
+            422 if problem else 200,
+            problem=problem,
             tab="runs",
             part="agents",
             run=run,
@@ -82,6 +91,7 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
             question=question,
             problem=problem,
             live=manager.is_live(run),
+            at=f"/runs/{run}/agents/{name}",
         )
 
     async def ask(request: web.Request) -> web.Response:

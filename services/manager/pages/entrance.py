@@ -28,19 +28,22 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
     listeners = 0
 
     async def login(request: web.Request) -> web.Response:
-        return rendering.page(request, "login")
+        return rendering.page(request, "login", next=_inside(request.query.get("next", "/")))
 
     async def log_in(request: web.Request) -> web.Response:
         doors = manager.doors
-        token = str((await request.post()).get("token", "")).strip()
+        given = await request.post()
+        token = str(given.get("token", "")).strip()
+        back = _inside(str(given.get("next", "/")))
         try:
             role = doors.role_of(token, request.remote)
         except TooManyError:
             why = "Too many wrong tokens; wait a minute."
-            return rendering.page(request, "login", 429, problem=why)
+            return rendering.page(request, "login", 429, problem=why, next=back)
         if role is None:
-            return rendering.page(request, "login", 401, problem="This token is wrong.")
-        response = web.HTTPSeeOther("/")
+            why = "This token is wrong."
+            return rendering.page(request, "login", 401, problem=why, next=back)
+        response = web.HTTPSeeOther(back)
         response.set_cookie(
             COOKIE,
             doors.open_session(role),
@@ -95,6 +98,12 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
         web.get("/healthz", healthz),
         web.get("/static/{name}", static),
     ]
+
+
+def _inside(path: str) -> str:
+    """Where somebody goes after logging in: to a page of ours, whatever the address says."""
+    inside = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if inside else "/"
 
 
 def may_stay(manager: Manager, request: web.Request) -> bool:

@@ -22,10 +22,16 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
     listeners = 0
 
     async def tree(request: web.Request) -> web.Response:
-        run = check_token(request.match_info["run"], "the run's name")
+        run = manager.known(request.match_info["run"])
         it = await manager.environments.tree(run)
         return rendering.page(
-            request, "environments", tab="runs", part="environments", run=run, it=it
+            request,
+            "environments",
+            tab="runs",
+            part="environments",
+            run=run,
+            it=it,
+            starting=manager.is_live(run),
         )
 
     async def one(request: web.Request) -> web.Response:

@@ -28,6 +28,7 @@ _log = get_logger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _KIB = 1024.0
+_SMALL = 0.001
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
@@ -71,9 +72,11 @@ class Rendering:
             request: which asks for it; ``?done=`` names what was done, see ``done``.
             name: of the template.
             status: HTTP's.
-            shown: what the template needs; ``tab`` is where the page belongs.
+            shown: what the template needs; ``tab`` is where the page belongs, ``at`` where the
+                same can be had again, for what is answered to a form.
         """
         session = who()
+        shown.setdefault("at", request.path_qs if request.method == "GET" else "/")
         text = self._templates.get_template(f"{name}.html").render(
             **{"tab": name, "problem": "", **shown},
             role=None if session is None else session.role,
@@ -122,7 +125,9 @@ def figure(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return "-" if value is None else str(value).lower()
     if isinstance(value, float):
-        return f"{value:,.3f}".rstrip("0").rstrip(".")
+        if value and abs(value) < _SMALL:
+            return f"{value:.2g}"
+        return f"{value:,.3f}".rstrip("0").rstrip(".").replace("-0", "0" if not value else "-0")
     if isinstance(value, int):
         return f"{value:,}"
     return str(value)

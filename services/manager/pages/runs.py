@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 from aiohttp import web
 from pydantic import ValidationError
@@ -27,7 +28,9 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
     async def run(request: web.Request) -> web.Response:
         return await show(request)
 
-    async def show(request: web.Request, problem: str = "") -> web.Response:
+    async def show(
+        request: web.Request, problem: str = "", given: dict[str, str] | None = None
+    ) -> web.Response:
         name = request.match_info["run"]
         try:
             it = await installation.run(manager, name)
@@ -37,8 +40,9 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
         plain = [n for n in names if not _is_nested(it["rounds"], n)]
         try:
             usage = await installation.usage(manager, [name])
+            events = await installation.events(manager, name)
         except BusError:
-            usage = []
+            usage, events = [], []
         personas = await manager.agents.personas(name)
         by = request.query.get("by", "")
         return rendering.page(
@@ -51,14 +55,21 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
             names=plain,
             chart={**chart(it["rounds"], plain), "main": it["lines"]},
             groups=personas,
-            by=by if by in personas else "",
-            group_chart=await manager.agents.by_group(name, by) if by in personas else None,
+            by=by,
+            group_chart=await grouped(name, by, personas) if by else None,
             rows=it["rounds"][-_MOST_ROUNDS_SHOWN:],
             left_out=max(0, len(it["rounds"]) - _MOST_ROUNDS_SHOWN),
             usage=usage[0] if usage else None,
             files=manager.records.files(name),
+            events=events,
+            given=given or {},
+            at=f"/runs/{name}" + (f"?by={quote(by)}" if by else ""),
             problem=problem,
         )
+
+    async def grouped(name: str, by: str, personas: list[str]) -> dict[str, Any]:
+        found = await manager.agents.by_group(name, by) if by in personas else None
+        return found or {"rounds": [], "lines": {}}
 
     async def act(request: web.Request) -> web.Response:
         name, action = request.match_info["run"], request.match_info["action"]
@@ -77,15 +88,15 @@ def routes(rendering: Rendering) -> list[web.RouteDef]:
 
     async def inject(request: web.Request) -> web.Response:
         name = request.match_info["run"]
-        given = await request.post()
+        given = {key: str(value) for key, value in (await request.post()).items()}
         try:
-            data = await read_yaml(str(given.get("data", "")), "what belongs to it") or {}
-            event = PlannedEvent(name=str(given.get("name", "")), data=data)
+            data = await read_yaml(given.get("data", ""), "what belongs to it") or {}
+            event = PlannedEvent(name=given.get("name", ""), data=data)
             await installation.inject(manager, name, event)
         except ValidationError as error:
-            return await show(request, first_problem(error))
+            return await show(request, first_problem(error), given)
         except PopulaceError as error:
-            return await show(request, str(error))
+            return await show(request, str(error), given)
         manager.audit(request, f"inject {event.name}", name)
         raise rendering.done(f"/runs/{name}", f"Asked for: {event.name}, before the next round")
 

@@ -31,7 +31,9 @@ function drawMap(view) {
     const dot = node("circle", { cx, cy, r: places.length > 300 ? 2.5 : 5, fill: "#d9822b" });
     dot.append(node("title", {}, `${name}: ${x}, ${y}`));
     svg.append(dot);
-    if (places.length <= LABELS) svg.append(node("text", { x: cx + 7, y: cy + 4 }, name));
+    if (places.length > LABELS) continue;
+    const right = cx > 0.8 * width;
+    svg.append(node("text", { x: cx + (right ? -7 : 7), y: cy + 4, "text-anchor": right ? "end" : "start" }, name));
   }
   return svg;
 }
@@ -102,8 +104,6 @@ function show(text) {
   const box = document.querySelector("#view");
   const drawn = view.kind === "map" ? drawMap(view) : view.kind === "graph" ? drawGraph(view) : null;
   box.replaceChildren(...(drawn ? [drawn] : []));
-  const chat = document.querySelector(".chat");
-  if (chat) chat.scrollTop = chat.scrollHeight;
 }
 
 const box = document.querySelector("#view");
@@ -116,22 +116,43 @@ if (box) {
 }
 
 const list = document.querySelector("[data-events]");
-if (list) {
-  const said = document.querySelector("#listening");
-  const source = new EventSource(list.dataset.events);
+const said = document.querySelector("#listening");
+let source = null;
+
+function add(told) {
+  const item = document.createElement("li");
+  const [name, note, rest] = [document.createElement("strong"), document.createElement("small"), document.createElement("code")];
+  name.textContent = told.name;
+  note.textContent = ` round ${told.round}${told.by ? `, by ${told.by}` : ""} `;
+  note.className = "note";
+  rest.textContent = told.arguments;
+  item.append(name, note, rest);
+  if (told.left_out) item.append(` (${told.left_out} before it are not shown)`);
+  list.prepend(item);
+  while (list.children.length > MOST_EVENTS) list.lastChild.remove();
+}
+
+function listen() {
+  if (source || !list.dataset.events || document.visibilityState !== "visible") return;
+  source = new EventSource(list.dataset.events);
   source.onopen = () => { said.textContent = "Listening; events appear as they come."; };
   source.onerror = () => { said.textContent = "Not connected; trying again."; };
-  source.onmessage = (message) => {
-    const told = JSON.parse(message.data);
-    const item = document.createElement("li");
-    const [name, note, rest] = [document.createElement("strong"), document.createElement("small"), document.createElement("code")];
-    name.textContent = told.name;
-    note.textContent = ` round ${told.round}${told.by ? `, by ${told.by}` : ""} `;
-    note.className = "note";
-    rest.textContent = told.arguments;
-    item.append(name, note, rest);
-    if (told.left_out) item.append(` (${told.left_out} before it are not shown)`);
-    list.prepend(item);
-    while (list.children.length > MOST_EVENTS) list.lastChild.remove();
-  };
+  source.onmessage = (message) => add(JSON.parse(message.data));
+}
+
+function stop(why) {
+  source?.close();
+  source = null;
+  if (why) said.textContent = why;
+}
+
+if (list?.dataset.events) {
+  listen();
+  document.addEventListener("visibilitychange", () => (document.visibilityState === "visible" ? listen() : stop("")));
+  document.addEventListener("renewed", ({ detail: fresh }) => {
+    if (fresh.querySelector("#events") && !fresh.querySelector("[data-events]")) {
+      delete list.dataset.events;
+      stop("The run is not under way any more.");
+    }
+  });
 }
