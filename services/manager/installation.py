@@ -115,14 +115,16 @@ async def events(manager: Manager, name: str) -> list[dict[str, Any]]:
     Raises:
         BusError: the broker does not answer.
     """
-    spec = await manager.spec(name)
-    planned = [] if spec is None else [e for e in spec.events if e.time == 0]
     bucket = await manager.bus.bucket(manager.settings.subjects.bucket_specs)
-    found = [e.model_dump(mode="json") for e in planned]
+    found: list[PlannedEvent] = []
     for entry in await bucket.entries(f"{name}.>"):
-        with contextlib.suppress(ValueError):
-            found.append(PlannedEvent.model_validate_json(entry.value).model_dump(mode="json"))
-    return sorted(found, key=lambda event: event["time"])
+        with contextlib.suppress(ValueError):  # of another version, say
+            found.append(PlannedEvent.model_validate_json(entry.value))
+    spec = await manager.spec(name)
+    told = {(event.name, repr(event.data)) for event in found}
+    # Those of the scenario's file are kept there too, once their rounds are known.
+    found += [e for e in (spec.events if spec else ()) if (e.name, repr(e.data)) not in told]
+    return [event.model_dump(mode="json") for event in sorted(found, key=lambda e: e.time)]
 
 
 def _lines(progress: Progress | None, recorded: dict[str, Any] | None) -> list[str]:

@@ -56,7 +56,7 @@ class Faulty:
         draw = self.random.random()
         if storm or draw < 0.08:
             self.seen["429"] += 1
-            wait = {"Retry-After": "0.05"} if draw < 0.04 or storm else {}
+            wait = {"Retry-After": "0.5" if storm else "0.05"} if draw < 0.04 or storm else {}
             return web.Response(status=429, headers=wait, text="slow down")
         if draw < 0.16:
             return self.say("500", 500, "oops")

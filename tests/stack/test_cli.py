@@ -159,7 +159,7 @@ def test_up_twice_publish_watch_results_down(shell: Shell) -> None:
 
     code, out, err = shell.run("status")
     assert (code, err) == (0, "")
-    assert "director    1 up" in out
+    assert re.search(r"^director +1 up$", out, re.MULTILINE)
     status = json.loads(shell.run("status", "--json")[1])
     assert all(count == 1 for count in status["services"].values())
     assert len(status["hosts"]) == 1
