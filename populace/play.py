@@ -155,8 +155,8 @@ class Player:
             world._records = False
             progress.cancel()
             # Asked by wait, so that neither its errors nor its end hide what happens here.
-            await asyncio.wait({progress})
-            if not progress.cancelled() and progress.exception() is not None:
+            await asyncio.wait({progress}, timeout=_STOP_WITHIN)
+            if progress.done() and not progress.cancelled() and progress.exception() is not None:
                 _log.warning("progress could not be told", error=str(progress.exception()))
         await self._record_lost(number)
         row = self._row(number, time.monotonic() - began)

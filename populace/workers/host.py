@@ -391,8 +391,7 @@ class Host:
         finally:
             self._closing = True
             beat.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await beat
+            await asyncio.wait({beat}, timeout=_STOP_WITHIN)
             await self._withdraw()
             workers = [w for run in self._runs.values() for w in run.workers]
             self._runs.clear()
@@ -401,7 +400,7 @@ class Host:
 
     async def _beat(self) -> None:
         """Show this host's state once a second, and end what nobody owns any more."""
-        while True:
+        while not self._closing:
             try:
                 await self._show()
                 await self._end_silent()

@@ -31,6 +31,7 @@ _log = get_logger(__name__)
 
 _LEASE_EVERY = 0.5
 _LEASE_MISSES = 3
+_LEASE_ENDS_WITHIN = 5.0
 _ACQUIRE_TIMEOUT = 60.0
 _ACQUIRE_EACH = 0.5
 _PATIENCE, _LONG_PATIENCE, _LOOK_AGAIN = 10.0, 60.0, 0.5
@@ -217,7 +218,7 @@ class WorkerPool:
 
     async def _keep_lease(self) -> None:
         misses: dict[str, int] = {}
-        while True:
+        while not self._released:
             await asyncio.sleep(_LEASE_EVERY)
             await asyncio.gather(*(self._renew(host, misses) for host in list(self.hosts)))
 
@@ -260,8 +261,7 @@ class WorkerPool:
         self._released = True
         if self._lease is not None:
             self._lease.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._lease
+            await asyncio.wait({self._lease}, timeout=_LEASE_ENDS_WITHIN)
         hosts, self.hosts = list(self.hosts), {}
         await self._release(hosts, kill=kill)
 

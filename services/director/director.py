@@ -9,7 +9,6 @@ that no run can break another or the director.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import time
 from dataclasses import dataclass
@@ -66,6 +65,7 @@ _log = get_logger(__name__)
 
 _STOP_WITHIN = 15.0
 _CANCEL_WITHIN = 15.0
+_LOOPS_END_WITHIN = 5.0
 _LOOK_EVERY, _LOOK_SHARE = 1.5, 10
 _MOST_TRIES = 3
 _LONGEST_EVENT = 256 << 10
@@ -509,8 +509,7 @@ class Director:
         finally:
             for task in (events, others):
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            await asyncio.wait({events, others}, timeout=_LOOPS_END_WITHIN)
             await self._stop_runs()
             await self._nursery.stop()
 

@@ -77,6 +77,35 @@ def without_secret(url: str) -> str:
     return f"{scheme}://{rest.rpartition('@')[2]}" if found else url.rpartition("@")[2]
 
 
+class _Client(Client):
+    """nats-py's client, which does not lose cancellations.
+
+    It waits by ``asyncio.wait_for``, which before Python 3.12 forgets a cancellation that comes in
+    the very moment in which what it waits for is there. A loop that was cancelled just then would
+    go on for ever, and whoever awaits its end as well.
+    """
+
+    async def request(self, *args: Any, **kwargs: Any) -> Msg:
+        found: Msg = await _heeding(super().request(*args, **kwargs))
+        return found
+
+    async def publish(self, *args: Any, **kwargs: Any) -> None:
+        await _heeding(super().publish(*args, **kwargs))
+
+    async def flush(self, *args: Any, **kwargs: Any) -> None:
+        await _heeding(super().flush(*args, **kwargs))
+
+
+async def _heeding(work: Awaitable[Any]) -> Any:
+    """Await something, and be cancelled if that was asked for meanwhile."""
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
+    found = await work
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return found
+
+
 class _NatsSubscription(Subscription):
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -304,7 +333,7 @@ class NatsBus(Bus):
     def __init__(self, process: str) -> None:
         self.process = process
         self.stats = BusStats()
-        self._client = Client()
+        self._client = _Client()
         self._js: JetStreamContext
         self._listeners: list[Callable[[BusEvent, str], None]] = []
         self._outbox: deque[tuple[str, bytes, str, dict[str, str] | None]] = deque()

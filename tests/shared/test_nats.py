@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from nats.aio.client import Client
 
-from shared.bus import NatsBus, StreamSpec
+from shared.bus import Message, NatsBus, StreamSpec
 from shared.errors import (
     BusDisconnectedError,
     BusError,
@@ -184,4 +187,37 @@ async def test_a_bucket_that_changes_while_it_is_read_misses_nothing(broker: Bro
     finally:
         over.set()
         await writing
+    await bus.drain()
+
+
+async def test_a_cancellation_that_comes_with_the_answer(broker: Broker) -> None:
+    """A loop that is cancelled in the moment in which the broker answers ends all the same."""
+    bus = await NatsBus.connect(broker.settings(), broker.url)
+    subject = unique("s")
+    asking: asyncio.Task[None]
+
+    def answer(message: Message) -> None:
+        bus.send(message.reply, b"")
+
+    await bus.subscribe(subject, answer)
+    client = bus._client
+    inner = Client.request
+
+    async def cancelled_then(*args: Any, **kwargs: Any) -> Any:
+        found = await inner(client, *args, **kwargs)
+        asking.cancel()  # as wait_for leaves it behind: asked for, and not raised
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        return found
+
+    async def ask() -> None:
+        while True:
+            await bus.request(subject, b"", timeout=5)
+
+    asking = asyncio.ensure_future(ask())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Client, "request", lambda _, *a, **k: cancelled_then(*a, **k))
+        done, _ = await asyncio.wait({asking}, timeout=5)
+    assert done
+    assert asking.cancelled()
     await bus.drain()
