@@ -17,9 +17,11 @@ class Walker(Agent):
         x, y = self.random.uniform(0, self.size), self.random.uniform(0, self.size)
         await self.environment(self.town).place(x, y)
 
-    async def walk(self, stride: float, sight: float) -> int:
-        """Walk a stride, look around; returns how many others are in sight."""
-        town = self.environment(self.town)
+    async def walk(self, stride: float) -> None:
+        """Walk a stride."""
         dx, dy = self.random.uniform(-stride, stride), self.random.uniform(-stride, stride)
-        await town.move(dx, dy)
-        return len(await town.near(self.id, sight))
+        await self.environment(self.town).move(dx, dy)
+
+    async def look(self, sight: float) -> int:
+        """Look around; returns how many others are in sight."""
+        return len(await self.environment(self.town).near(self.id, sight))

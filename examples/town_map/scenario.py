@@ -40,8 +40,9 @@ class Town(Scenario):
         self.entered[event["zone"]] += 1
 
     async def round(self, n: int) -> None:
-        """Everyone walks."""
-        seen = await self.walkers.walk(self.params.stride, self.params.sight).reduce("mean")
+        """Everyone walks; then, with all in their places, everyone looks around."""
+        await self.walkers.options(record=False).walk(self.params.stride)
+        seen = await self.walkers.look(self.params.sight).reduce("mean")
         self.record(
             in_sight=seen.mean,
             at_the_market=len(await self.town.in_zone("market")),
