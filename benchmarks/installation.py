@@ -57,7 +57,7 @@ class Installation:
     ) -> None:
         self.home = home
         self.runs = home / "runs"
-        self.modules = {**MODULES, "models": models}
+        self.modules = {**MODULES, "models": models, "manager": "services.manager"}
         self._workers = workers
         self.environment = environment or {}
         self.nodes: list[subprocess.Popen[bytes] | None] = []
@@ -90,24 +90,30 @@ class Installation:
     def start(self, *names: str) -> None:
         """Start services: by kind, with a number after it where there are several."""
         for name in names:
-            kind = name.rstrip("0123456789")
-            with (self.home / f"{name}.log").open("ab") as output:
-                self.services[name] = subprocess.Popen(
-                    [sys.executable, "-m", self.modules[kind]],
-                    cwd=ROOT,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env={
-                        **os.environ,
-                        "POPULACE_NATS_URL": self.url,
-                        "POPULACE_HOME": str(self.home),
-                        "POPULACE_CODE_ROOTS": str(ROOT),
-                        "POPULACE_RUNS_DIR": str(self.runs),
-                        "POPULACE_WORKERS": str(self._workers),
-                        processes.MARK: str(self.home),
-                        **self.environment,
-                    },
-                )
+            self.start_one(name)
+
+    def start_one(self, name: str, **environment: str) -> subprocess.Popen[bytes]:
+        """Start a service, with variables of its own."""
+        kind = name.rstrip("0123456789")
+        with (self.home / f"{name}.log").open("ab") as output:
+            made = self.services[name] = subprocess.Popen(
+                [sys.executable, "-m", self.modules[kind]],
+                cwd=ROOT,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={
+                    **os.environ,
+                    "POPULACE_NATS_URL": self.url,
+                    "POPULACE_HOME": str(self.home),
+                    "POPULACE_CODE_ROOTS": str(ROOT),
+                    "POPULACE_RUNS_DIR": str(self.runs),
+                    "POPULACE_WORKERS": str(self._workers),
+                    processes.MARK: str(self.home),
+                    **self.environment,
+                    **environment,
+                },
+            )
+        return made
 
     async def ready(self, bus: NatsBus) -> None:
         """Wait until all services that were started answer."""

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,7 +23,6 @@ import psutil
 from benchmarks.installation import ROOT, Installation
 from populace.runs import control, find_run, follow, submit
 from populace.scenario_file import read_scenario
-from populace.stack import processes
 from shared.bus import NatsBus
 
 TOKEN = "benchmark"
@@ -38,28 +34,6 @@ QUERIES = {
     "two conditions": "column=age&op=%3E&value=40&column=value&op=%3C&value=30",
     "a text": "column=answer&op=contains&value=77",
 }
-
-
-def start(module: str, installation: Installation, **environment: str) -> subprocess.Popen[bytes]:
-    """Start a service more, with variables of its own."""
-    log = installation.home / f"{module}{environment.get('POPULACE_HOST_NAME', '')}.log"
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", module],
-            cwd=ROOT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={
-                **os.environ,
-                "POPULACE_NATS_URL": installation.url,
-                "POPULACE_HOME": str(installation.home),
-                "POPULACE_RUNS_DIR": str(installation.runs),
-                "POPULACE_CODE_ROOTS": str(ROOT),
-                "POPULACE_WORKERS": "1",
-                processes.MARK: str(installation.home),
-                **environment,
-            },
-        )
 
 
 async def address_of(installation: Installation) -> str:
@@ -100,22 +74,15 @@ async def times(http: aiohttp.ClientSession, path: str, repeat: int) -> list[flo
 
 async def measure(options: argparse.Namespace, home: Path) -> None:
     """Start everything, measure, print."""
-    installation = Installation(home)
-    more: list[subprocess.Popen[bytes]] = []
+    installation = Installation(home, workers=1)
     try:
         installation.start_broker()
         installation.start("director", "recorder", "models", "env_service")
-        more += [
-            start("agent_host", installation, POPULACE_HOST_NAME=f"host-{i}")
-            for i in range(options.hosts)
-        ]
-        manager = start(
-            "services.manager",
-            installation,
-            POPULACE_MANAGER_PORT="0",
-            POPULACE_MANAGER_TOKEN=TOKEN,
+        for i in range(options.hosts):
+            installation.start_one(f"agent_host{i}", POPULACE_HOST_NAME=f"host-{i}")
+        manager = installation.start_one(
+            "manager", POPULACE_MANAGER_PORT="0", POPULACE_MANAGER_TOKEN=TOKEN
         )
-        more.append(manager)
         settings = installation.settings()
         bus = await NatsBus.connect(settings, installation.url)
         await installation.ready(bus)
@@ -165,10 +132,6 @@ async def measure(options: argparse.Namespace, home: Path) -> None:
             print(f"  {'one agent':<18} median {statistics.median(one):6.1f} ms")
         await bus.drain()
     finally:
-        for service in more:
-            service.terminate()
-        for service in more:
-            service.wait(30)
         installation.close()
 
 

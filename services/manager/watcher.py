@@ -140,7 +140,7 @@ class Watcher:
             states.cancel()
 
     def stop(self) -> None:
-        """Have ``run`` end soon: a cancellation alone can be swallowed by the broker's client."""
+        """Have ``run`` end once its look at the broker is over."""
         self._over.set()
 
     async def _pause(self, seconds: float) -> None:
