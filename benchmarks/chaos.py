@@ -48,8 +48,8 @@ _KILLS_PER_RUN = 2
 _RUN_WITHIN = 180.0
 _JUST_ANSWERED = 1.0
 """Seconds after its answer in which a request may not be kept yet."""
-_MOST_UNDER_WAY = 3 * SLOTS
-"""Requests that one kill can cost: those under way, and those answered and not kept yet."""
+_MOST_UNDER_WAY = SLOTS
+"""Requests that one kill can cost: each holds its slot until its answer is kept."""
 _READ = 0.05
 """Seconds in which the model reads what was on its way."""
 _NODE_AWAY = 20.0

@@ -26,8 +26,6 @@ _WINDOW = 0.5
 _TRY_AGAIN = 20
 _AHEAD = 4
 """A part of the slots for which prompts wait here already: a look into the queue takes its time."""
-_UNKEPT = 2
-"""Times the slots: as many answers may wait to be stored while more is asked."""
 
 
 class Gate:
@@ -48,8 +46,8 @@ class Gate:
         self._freed = asyncio.Event()
         self._inside = 0
         self.unkept = 0
-        """Answers that came and are not stored yet; while they are twice the slots, nothing more
-        leaves, so that no crash costs more than that."""
+        """Answers that came and are not stored yet. They hold their slots, so that no crash costs
+        more than there are slots."""
         self._queue: deque[asyncio.Future[bool]] = deque()
         self._closed = False
         self._since = time.monotonic()
@@ -72,7 +70,7 @@ class Gate:
 
     @property
     def _has_room(self) -> bool:
-        return self._inside < self.limit and self.unkept <= _UNKEPT * self.limit
+        return self._inside + self.unkept < self.limit
 
     def kept(self, count: int) -> None:
         """Answers were stored."""
@@ -100,9 +98,10 @@ class Gate:
                 self.leave()  # it was let in, and does not want to any more
             raise
 
-    def leave(self) -> None:
-        """A request is over."""
+    def leave(self, *, answered: bool = False) -> None:
+        """A request is over; if it was answered, its slot is free once the answer is ``kept``."""
         self._inside -= 1
+        self.unkept += answered
         self._let_in()
 
     def _let_in(self) -> None:

@@ -207,7 +207,7 @@ class Pool:
                 text = f"its model worker died {lot.delivery.attempt - 1} times while answering it"
                 for request in requests:
                     response = ModelResponse(request.number, error_kind="internal", error=text)
-                    self._answered(lot, request, response)
+                    self._answered_unasked(lot, request, response)
                 return
             if len(requests) == 1:
                 await self._answer(lot, requests[0])
@@ -228,7 +228,7 @@ class Pool:
             response.number = request.number
             response.details["kept"] = True
             lot.asked += 1
-            self._answered(lot, request, response)
+            self._answered_unasked(lot, request, response)
         return left
 
     def _over(self, lot: _Lot) -> bool:
@@ -239,18 +239,16 @@ class Pool:
         return not self._closing and not self._over(lot)
 
     async def _answer(self, lot: _Lot, request: ModelRequest) -> None:
+        if not await self.gate.enter():
+            self._turned_away(lot, request)
+            return
+        lot.asked += 1
+        response = None
         try:
-            if not await self.gate.enter():
-                self._turned_away(lot, request)
-                return
-            lot.asked += 1
-            try:
-                response = await self.serving.serve(
-                    request, lot.run, lot.terms, lambda: self._wanted(lot)
-                )
-            finally:
-                self.gate.leave()
-        except NotWantedError:
+            response = await self._ask(lot, request)
+        finally:
+            self.gate.leave(answered=response is not None)
+        if response is None:
             if self._over(lot):
                 self.gate.release(1)
                 await self._done(lot, 1)
@@ -258,12 +256,6 @@ class Pool:
                 lot.asked -= 1
                 self._turned_away(lot, request)
             return
-        except Exception as error:
-            _log.exception("a back end raised", pool=self.name)
-            text = f"{type(error).__name__}: {error}"
-            response = ModelResponse(
-                request.number, backend=self.backend.name, error_kind="internal", error=text
-            )
         if response.error_kind:
             self._note_failure(response)
         else:
@@ -273,6 +265,19 @@ class Pool:
             if response.seconds:
                 self.latencies.append(response.seconds)
         self._answered(lot, request, response)
+
+    async def _ask(self, lot: _Lot, request: ModelRequest) -> ModelResponse | None:
+        """Have the engine answer; None: it was not asked, as nobody here wants it any more."""
+        try:
+            return await self.serving.serve(request, lot.run, lot.terms, lambda: self._wanted(lot))
+        except NotWantedError:
+            return None
+        except Exception as error:
+            _log.exception("a back end raised", pool=self.name)
+            text = f"{type(error).__name__}: {error}"
+            return ModelResponse(
+                request.number, backend=self.backend.name, error_kind="internal", error=text
+            )
 
     def _note_failure(self, response: ModelResponse) -> None:
         self.failed += 1
@@ -324,9 +329,12 @@ class Pool:
             await lot.delivery.ack()
             self._in_hand.pop(lot.delivery.sequence, None)
 
+    def _answered_unasked(self, lot: _Lot, request: ModelRequest, response: ModelResponse) -> None:
+        self.gate.unkept += 1
+        self._answered(lot, request, response)
+
     def _answered(self, lot: _Lot, request: ModelRequest, response: ModelResponse) -> None:
         self.gate.give_back()
-        self.gate.unkept += 1
         self._out.append((lot, request, response))
         if not self._flushing:
             self._flushing = True

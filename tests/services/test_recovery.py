@@ -174,8 +174,7 @@ async def disturbed(
     del again[json.dumps([{"role": "user", "content": "Say yes."}])]  # the check of a model
     assert len(again) == 3 * agents
     assert max(again.values()) <= 2
-    # Those under way, twice as many that were answered and not stored yet, and a batch.
-    assert sum(again.values()) <= 3 * agents + 3 * SLOTS + 8
+    assert sum(again.values()) <= 3 * agents + SLOTS  # a slot is held until its answer is kept
     manifest = json.loads((installation.runs / run / "manifest.json").read_text())
     assert (manifest["answers"], manifest["failed"]) == (3 * agents, 0)
     assert manifest["missing"] == 0

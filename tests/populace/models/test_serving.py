@@ -387,6 +387,21 @@ def test_a_gate_grows_while_that_serves_more(monkeypatch: pytest.MonkeyPatch) ->
     assert fixed.slots == 8
 
 
+async def test_a_slot_is_held_until_its_answer_is_kept() -> None:
+    gate = Gate(2, fixed=True)
+    assert await gate.enter()
+    assert await gate.enter()
+    third = asyncio.ensure_future(gate.enter())
+    gate.leave(answered=True)
+    await asyncio.sleep(0)
+    assert not third.done()
+    gate.kept(1)
+    assert await asyncio.wait_for(third, 1)
+    fourth = asyncio.ensure_future(gate.enter())
+    gate.leave()  # it was not asked at all
+    assert await asyncio.wait_for(fourth, 1)
+
+
 # Budget
 async def test_a_budget_stops_within_what_is_under_way() -> None:
     store = OwnBudget()
