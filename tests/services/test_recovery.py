@@ -5,6 +5,7 @@ way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
@@ -257,6 +259,42 @@ async def test_another_director_takes_a_run_over(
     installation.start("director2")
     await installation.ready(bus)
     await disturbed(bus, installation, endpoint, kill)
+
+
+def standing_still(victim: str, seconds: float) -> Kill:
+    """Stop processes, so that they are taken for dead, and have them go on later."""
+
+    async def stop(installation: Installation, bus: NatsBus, run: str) -> None:
+        if victim == "worker":
+            pids = (await installation.workers(bus, run))[:1]
+        elif victim == "player":
+            pids = [player.pid for player in installation.forked("director")]
+        else:
+            service = psutil.Process(installation.services[victim].pid)
+            pids = [service.pid, *(child.pid for child in service.children(recursive=True))]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+
+        def go_on() -> None:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+        asyncio.get_running_loop().call_later(seconds, go_on)
+
+    return stop
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [4.0, 15.0])
+@pytest.mark.parametrize(
+    "victim", ["worker", "player", "director", "agent_host", "env_service", "models", "recorder"]
+)
+async def test_a_process_stands_still_and_goes_on(
+    installation: Installation, bus: NatsBus, endpoint: Endpoint, victim: str, seconds: float
+) -> None:
+    """What was taken for dead, and is not, harms nobody."""
+    await disturbed(bus, installation, endpoint, standing_still(victim, seconds))
 
 
 @pytest.mark.slow
