@@ -90,6 +90,8 @@ class _Run:
     """Workers that it is being given and that don't run yet; counted all the same."""
     acquiring: int = 0
     """Requests for workers that are being answered."""
+    ended: dict[str, str] = field(default_factory=dict)
+    """Why workers are no more that nobody released."""
 
     def add(self, workers: list[_Process]) -> None:
         """Workers that were coming are here."""
@@ -170,7 +172,7 @@ class Host:
             return
         run.workers.remove(worker)
         reason = f"killed by signal {-code}" if code < 0 else f"it exited with code {code}"
-        reason = worker.stopped or reason
+        reason = run.ended[worker.name] = worker.stopped or reason
         log = _log.info if worker.stopped else _log.error
         log("a worker ended", worker=worker.name, run=worker.run, reason=reason)
         ended = WorkerEnded(run=worker.run, worker=worker.name, host=self.name, reason=reason)
@@ -358,7 +360,7 @@ class Host:
         if run is None:
             raise InvalidInputError(f"the host {self.name} has no workers of {request.run!r}")
         run.heard = time.monotonic()
-        return LeaseRenewed(workers=[w.name for w in run.workers if w.process.returncode is None])
+        return LeaseRenewed(workers=[w.name for w in run.workers], ended=run.ended)
 
     # The resident's life
     async def run(self) -> None:

@@ -244,8 +244,9 @@ class WorkerPool:
         else:
             misses[host] = 0
             alive = set(reply.workers)
-            gone = [w for w in self.hosts[host] if w not in alive]
-            self._lose(host, gone, "its process ended")
+            for worker in self.hosts[host]:
+                if worker not in alive:
+                    self._lose(host, [worker], reply.ended.get(worker, "its process ended"))
 
     async def _release(self, hosts: list[str], *, kill: bool = False) -> None:
         request = ReleaseWorkers(run=self._scope, kill=kill)

@@ -324,9 +324,11 @@ class Lease(BaseModel):
 
 
 class LeaseRenewed(BaseModel):
-    """The host's answer: which of the run's workers are alive there."""
+    """The host's answer: which of the run's workers are there."""
 
     workers: list[str]
+    ended: dict[str, str] = Field(default_factory=dict)
+    """Why others are no more."""
 
 
 class PlacedShard(BaseModel):
