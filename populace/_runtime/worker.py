@@ -77,6 +77,8 @@ _FREEZE_EVERY = 50_000
 _MOST_TEXTS = 100_000
 _QUIET_WITHIN, _LOOK_AGAIN = 5.0, 0.002
 """Seconds that calls under way at a round's end get to come to theirs before the state is kept."""
+_TOLD_WITHIN = 30.0
+"""Seconds that messages between agents get to be stored before it; as long as that is tried."""
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
@@ -154,6 +156,8 @@ class Worker:
         self._outbox = Outbox(bus, self.codec, self.dirty)
         self._pieces = pieces.Assembler()
         self._storing: set[asyncio.Task[None]] = set()
+        self._telling: set[asyncio.Task[None]] = set()
+        """Messages between agents that are being stored: no round is committed without them."""
         self._calls = 0
         self._heard = 0
         """Events that its agents and environments have heard."""
@@ -192,8 +196,8 @@ class Worker:
     async def stop(self) -> None:
         """Finish storing records, and fail what is still open."""
         self._stopping = True  # what fails from here on fails because of it
-        if self._storing:
-            await asyncio.wait(self._storing, timeout=10)
+        if self._storing or self._telling:
+            await asyncio.wait(self._storing | self._telling, timeout=10)
         await self._listening.close()
         self.caller.close("the worker was stopped")
         await self.models.close()
@@ -262,6 +266,7 @@ class Worker:
         """Write down what has changed since the last time, once nothing is under way."""
         shards = [shard for shard in self._shards.values() if shard.changed]
         await self._quiet(shards)
+        await self._told()
         for shard in shards:
             if shard.finished is not None:
                 shard.finished.forget()
@@ -287,6 +292,13 @@ class Worker:
             await asyncio.sleep(_LOOK_AGAIN)
             if time.monotonic() > until:
                 return
+
+    async def _told(self) -> None:
+        """Wait until messages between agents are stored: no commit brings back what is lost."""
+        if self._telling:
+            _, late = await asyncio.wait(set(self._telling), timeout=_TOLD_WITHIN)
+            if late:
+                _log.error("messages are not recorded when their round ends", batches=len(late))
 
     async def _settle(self, _: SaveShards) -> Settled:
         """Take all events that were told, do what they lead to, and say how much that was."""
@@ -838,8 +850,8 @@ class Worker:
             "errors": [failed.get(place) for place in range(len(positions))],
         }
         task = asyncio.ensure_future(self._recorder.store_messages(columns))
-        self._storing.add(task)
-        task.add_done_callback(self._storing.discard)
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
 
     async def _store(self, group: Group, columns: dict[str, Any], row: list[Any] | None) -> None:
         began = time.monotonic()

@@ -49,12 +49,26 @@ class MessageTable:
         if merged.exists() and not self._parts.exists():  # the run was over, and goes on
             self._parts.mkdir()
             merged.rename(self._parts / "000000.parquet")
+        self._read()
+
+    def _read(self) -> None:
+        """Learn what is on disk."""
+        self._seen.clear()
         for file in self._files():
             self._part = max(self._part, int(file.stem))
             self._seen.update(pq.read_table(file, columns=["batch"])["batch"].unique().to_pylist())
 
     def _files(self) -> list[Path]:
         return sorted(self._parts.glob("*.parquet"))
+
+    @property
+    def batches(self) -> int:
+        """How many batches were taken, or left out."""
+        return len(self._seen)
+
+    def leave_out(self, told: dict[str, Any]) -> None:
+        """Note a batch that does not count any more."""
+        self._seen.add(str(told["batch"]))
 
     @property
     def waiting(self) -> int:
@@ -120,6 +134,7 @@ class MessageTable:
             kept = table.filter(pc.field("round") <= round_number)
             if kept.num_rows < table.num_rows:
                 write_table(kept, file)
+        self._read()
 
     def finish(self) -> int:
         """Write ``messages.parquet`` if there are any; returns how many."""

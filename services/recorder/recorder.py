@@ -143,6 +143,7 @@ class RunRecorder:
             with contextlib.suppress(ValueError):
                 statuses.append(Status.model_validate_json(message.data))
         restored = folder.fill_statuses(statuses)
+        await self._fill_messages(run, folder)
         if not folder.missing and not restored:
             return
         _log.warning("records are read again", run=run, count=folder.missing)
@@ -150,6 +151,17 @@ class RunRecorder:
             with contextlib.suppress(CodecError):  # said when it came first
                 kind = (message.headers or {}).get(CONTENT_TYPE)
                 folder.add({**from_public(message.data, kind), "fill": True})
+
+    async def _fill_messages(self, run: str, folder: RunFolder) -> None:
+        """The same for messages between agents, if the stream holds more than came."""
+        stream, subject = self._subjects.stream_runs, self._subjects.run_messages(run)
+        count, _ = await self._bus.held(stream, subject)
+        if count <= folder.message_batches:
+            return
+        _log.warning("messages are read again", run=run, came=folder.message_batches, held=count)
+        async for message in self._bus.read(stream, (subject,)):
+            with contextlib.suppress(CodecError, KeyError, TypeError, ValueError):
+                folder.add_messages(from_public(message.data))
 
     async def _events_of(self, run: str) -> EventTable:
         """What the run's environments told.

@@ -209,8 +209,15 @@ class RunFolder:
         Raises:
             CodecError: it hasn't the columns of one.
         """
-        if not self._is_outdated(int(told.get("life", 1)), int(told["round"])):
+        if self._is_outdated(int(told.get("life", 1)), int(told["round"])):
+            self._messages.leave_out(told)
+        else:
             self._messages.add(told)
+
+    @property
+    def message_batches(self) -> int:
+        """How many batches of messages between agents came."""
+        return self._messages.batches
 
     def _is_outdated(self, life: int, round_number: int) -> bool:
         """Whether a round was played again by a later life than this one."""

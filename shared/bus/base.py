@@ -333,9 +333,9 @@ class Bus(abc.ABC):
 
     @abc.abstractmethod
     async def held(self, stream: str, subject: str) -> tuple[int, float]:
-        """How many messages the stream holds on a subject, and how old the oldest is, in seconds.
+        """How many messages a stream holds on a subject, and how old the oldest is, in seconds.
 
-        Of a work queue those count that are not acknowledged yet.
+        The subject may have wildcards. Of a work queue those count that are not acknowledged yet.
 
         Raises:
             BusError: there is no such stream, or no answer.

@@ -566,7 +566,8 @@ class MemoryBus(Bus):
 
     async def held(self, stream: str, subject: str) -> tuple[int, float]:
         """See ``Bus.held``."""
-        found = [s for s in self._stream(stream).messages.values() if s.subject == subject]
+        messages = self._stream(stream).messages.values()
+        found = [s for s in messages if subject_matches(subject, s.subject)]
         return len(found), time.monotonic() - found[0].at if found else 0.0
 
     async def purge(self, stream: str, subject: str, *, before: int = 0) -> None:

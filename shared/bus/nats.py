@@ -871,7 +871,7 @@ class NatsBus(Bus):
         """See ``Bus.held``."""
         try:
             info = await self._js.stream_info(stream, subjects_filter=subject)
-            count = (info.state.subjects or {}).get(subject, 0)
+            count = sum((info.state.subjects or {}).values())
             if not count:
                 return 0, 0.0
             first = await self._js.get_msg(stream, seq=1, subject=subject, next=True)

@@ -20,6 +20,7 @@ from populace.models.accounts import Accounts, Usage
 from populace.models.client import QueuedModels
 from populace.world import open_world
 from shared.bus import NatsBus
+from shared.errors import NoRespondersError
 from shared.messages.model import ModelRequest, Terms, pool_name
 from shared.messages.scenario import Limits, ModelSpec, ScenarioSpec
 from shared.streams import ensure_streams
@@ -306,6 +307,31 @@ async def test_a_killed_worker_bills_nothing_twice(three: Any, endpoint: Endpoin
     again = Counter(b["messages"][-1]["content"] for b in endpoint.requests)
     assert max(again.values()) <= 2
     assert asked < 200
+    await models.close()
+    await bus.drain()
+
+
+async def test_a_service_tells_how_much_waits(three: Any, endpoint: Endpoint) -> None:
+    broker, start = three
+    start()
+    endpoint.delay = 1.5
+    bus = await NatsBus.connect(broker.settings(), broker.url)
+    spec = openai(endpoint, concurrency=1)
+    models = await queue(bus, broker, spec)
+    waiting = [asyncio.ensure_future(models.request("default", r)) for r in prompts(models, 32)]
+    asked = broker.settings().subjects.service_stats("models")
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                told = json.loads((await bus.request(asked, b"", timeout=2)).data)
+            except NoRespondersError:
+                told = {"endpoints": []}
+            pools = [e["data"].get(pool_name(spec), {}) for e in told["endpoints"]]
+            if any(pool.get("queued") and pool["oldest"] > 0 for pool in pools):
+                break
+            await asyncio.sleep(0.05)
+    for one in waiting:
+        one.cancel()
     await models.close()
     await bus.drain()
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
 
@@ -20,9 +21,15 @@ from populace.runs import Outcome, find_run, find_spec, forget_run
 from populace.scenario_file import read_scenario
 from populace.sweep import read_sweep
 from services.recorder.events import EventTable
-from shared.bus import NatsBus
+from services.recorder.recorder import RunRecorder
+from services.recorder.tables import RunFolder
+from shared.bus import MemoryBroker, NatsBus
+from shared.codec import pack_plain
 from shared.errors import InvalidInputError
-from shared.messages.scenario import ReplaySpec, ScriptSpec
+from shared.messages.scenario import ReplaySpec, ScriptSpec, Status
+from shared.service import ServiceContext
+from shared.settings import Settings
+from shared.streams import ensure_streams
 from tests.conftest import ROOT, Services, unique
 from tests.endpoint import Endpoint, answer
 from tests.services.test_recovery import diaries, respond
@@ -179,8 +186,6 @@ async def test_a_changed_prompt_is_named(
 
 
 async def test_events_and_messages_are_recorded_where_that_is_asked_for(services: Services) -> None:
-    import pyarrow.parquet as pq
-
     fields = game(scenario="games:Bell", agents={"count": 5}, rounds=3)
     fields |= {"record_events": True, "record_messages": True}
     outcome = await play(services, fields)
@@ -347,3 +352,32 @@ async def test_runs_of_a_sweep_spend_one_budget(
     assert [o.state for o in outcomes] == ["finished", "cancelled"]
     assert "its budget (45 requests) is spent" in outcomes[1].reason
     assert 45 <= sum(o.rows[0].answers for o in outcomes) <= 45 + 8
+
+
+async def test_messages_that_never_came_are_read_again(tmp_path: Path) -> None:
+    """A node of a cluster died with some of them on their way to the recorder."""
+    bus, settings, run = MemoryBroker().connect(), Settings(runs_dir=tmp_path), "r"
+    await ensure_streams(bus, settings.subjects)
+    recorder = RunRecorder(ServiceContext("recorder", settings, bus))  # type: ignore[arg-type]
+    folder = RunFolder(tmp_path / run, run)
+    told = {
+        "run": run,
+        "method": "say",
+        "senders": ["a/0"],
+        "receivers": ["a/1"],
+        "arguments": [[["hello"], {}]],
+        "values": ["yes"],
+        "errors": [None],
+    }
+    for life, round_number in ((1, 1), (1, 2), (2, 2)):
+        batch = {**told, "round": round_number, "life": life, "batch": f"{life}/{round_number}"}
+        await bus.append(settings.subjects.run_messages(run, round_number), pack_plain(batch))
+        if life == 2:
+            folder.add_messages(batch)
+    restored = Status(kind="restored", run=run, round=1, life=2)
+    await bus.append(settings.subjects.run_status(run), restored.model_dump_json().encode())
+    await recorder._fill(run, folder)
+    assert folder.message_batches == 3
+    folder.finish()
+    said = pq.read_table(tmp_path / run / "messages.parquet").to_pylist()
+    assert sorted(row["batch"] for row in said) == ["1/1", "2/2"]

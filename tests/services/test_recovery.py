@@ -444,6 +444,7 @@ async def test_events_are_heard_once_whatever_dies(
         "models": {"default": {"backend": "scripted"}},
         "params": {"pause": 0.1},
         "run": unique("r"),
+        "record_messages": True,
     }
     told: list[dict[str, Any]] = []
 
@@ -461,6 +462,9 @@ async def test_events_are_heard_once_whatever_dies(
     for number, row in enumerate(outcome.rows):
         events = 8 * number
         assert row.values == {"heard": [events] * 8, "told": events, "total": 8 * events}
+    said = pq.read_table(installation.runs / run / "messages.parquet").to_pylist()
+    rings = [(row["round"], row["sender"]) for row in said if row["method"] == "ring"]
+    assert sorted(rings) == [(n, f"ringer/{i}") for n in (1, 2, 3, 4) for i in range(8)]
 
 
 @pytest.mark.parametrize("durability", ["call", pytest.param("round", marks=pytest.mark.slow)])

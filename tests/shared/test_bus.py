@@ -442,6 +442,8 @@ async def test_what_a_queue_holds(bus_maker: Maker) -> None:
     count, age = await bus.held(name, f"{name}.a")
     assert count == 3
     assert 0 <= age < 5
+    assert (await bus.held(name, f"{name}.*"))[0] == 4
+    assert (await bus.held(name, f"{name}.*.c"))[0] == 0
     consumer = await bus.consumer(name, durable="d", subjects=(f"{name}.a",))
     for delivery in await consumer.fetch(2, timeout=2):
         await delivery.ack()
