@@ -10,6 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from populace.answers import MOST_PER_MESSAGE, Answers
+from populace.personas.people import find_matching
 from populace.proxy import AgentProxy
 from shared.errors import InvalidInputError
 from shared.messages.control import PlacedShard
@@ -114,6 +115,27 @@ class Population:
         """
         gone = set(numbers)
         return self._part([number for number in self.numbers if number not in gone])
+
+    def where(self, condition: str) -> Population:
+        """The agents whose persona fulfils a condition: ``people.where("age < 25")``.
+
+        Args:
+            condition: an expression over attributes of the personas, as population files use
+                them; a missing value is no number, and the empty text.
+
+        Raises:
+            InvalidInputError: its agents have no personas, the condition can't be read, or it
+                holds of none of them.
+        """
+        made = self._world._made.get(self.name)
+        if made is None or made.people is None:
+            raise InvalidInputError(f"the agents of {self.name} have no personas to choose by")
+        found = find_matching(made.people, self._whole, condition)
+        if self._members is not None:
+            found = sorted(set(found).intersection(self._members))
+        if not found:
+            raise InvalidInputError(f"of nobody in {self.name} it holds that {condition}")
+        return self._part(found)
 
     def sample(self, size: int, random: Random) -> Population:
         """So many of its agents, drawn at random.

@@ -93,6 +93,10 @@ class People:
         """
         return self._table.column(name)[row].as_py()
 
+    def column(self, name: str) -> pa.ChunkedArray:
+        """An attribute of all people."""
+        return self._table.column(name)
+
     def columns(self, rows: Sequence[int]) -> dict[str, list[Any]]:
         """The attributes of some people in the order of ``rows``, without written texts."""
         import pyarrow as pa
@@ -167,6 +171,37 @@ def load_people(source: str, roots: Sequence[Path], count: int, start: int, stop
             f"{path.name} holds {table.num_rows:,} people, fewer than the {count:,} agents"
         )
     return People(table.slice(start, stop - start))
+
+
+def find_matching(source: str, count: int, condition: str) -> list[int]:
+    """Numbers of the people of whom a condition holds, out of the first ``count``.
+
+    Args:
+        source: what ``find_people`` gave.
+        count: number of agents of the whole population.
+        condition: an expression over attributes, such as ``age < 25 and gender == "female"``; a
+            missing value is no number, and the empty text.
+
+    Raises:
+        InvalidInputError: the file or the condition can't be used.
+        PopulationError: it is a population file that can't be used.
+    """
+    import pyarrow as pa
+
+    from populace.personas.expressions import Expression
+
+    people = load_people(source, [Path(source).resolve().parent], count, 0, count)
+    expression = Expression(condition, people.names)
+    columns = {}
+    for name in expression.names:
+        column = people.column(name)
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            column = column.fill_null("")
+        columns[name] = column.to_numpy(zero_copy_only=False)
+    found = expression.evaluate(columns, count)
+    if found.dtype != bool:
+        raise InvalidInputError(f"the condition {condition!r} is neither true nor false")
+    return [int(number) for number in found.nonzero()[0]]
 
 
 def people_path(source: str, roots: Sequence[Path]) -> Path:

@@ -98,6 +98,22 @@ async def test_people_from_a_program(services: Services, kind: str) -> None:
         residents = await world.population(Resident, count=7, personas=people)
         told = await residents.who()
         assert [t["number"] for t in told] == [30.0 + i for i in range(7)]
+        old = residents.where("age >= 34 and education == 'none'")
+        assert list(old.numbers) == [4, 5, 6]
+        assert [t["number"] for t in await old.who()] == [34.0, 35.0, 36.0]
+        assert list(old.where("age == 35").numbers) == [5]
+        for condition, said in (
+            ("age > 99", "of nobody in"),
+            ("income > 1", "is no attribute"),
+            ("age +", "can't be read"),
+            ("age + 1", "neither true nor false"),
+            ("age < 'x'", "can't be evaluated"),
+        ):
+            with pytest.raises(InvalidInputError, match=said):
+                residents.where(condition)
+        strangers = await world.population(Resident, count=2, name="strangers")
+        with pytest.raises(InvalidInputError, match="no personas"):
+            strangers.where("age > 1")
         with pytest.raises(InvalidInputError, match="come as a DataFrame"):
             await world.population(Resident, count=7, name="more", personas=7)
 
