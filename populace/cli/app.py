@@ -7,6 +7,7 @@ or service answers; 130 interrupted.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -41,6 +42,7 @@ from populace.runs import (
 )
 from populace.scenario_file import ScenarioFile, load_class, overrides_from, read_scenario
 from populace.stack import stack
+from populace.stack.doctor import examine
 from populace.stack.state import page_address, token_file
 from shared import __version__
 from shared.bus import NatsBus
@@ -209,6 +211,18 @@ def status(as_json: Json = False) -> None:
         show.show_status(found)
     if not all(found.services.values()):
         raise typer.Exit(NO_SERVICE)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Look for what may be wrong with this machine, the broker and the services."""
+    found = asyncio.run(examine(quiet_settings()))
+    if as_json:
+        print_json([dataclasses.asdict(finding) for finding in found])
+    else:
+        show.show_findings(found)
+    if any(finding.level == "bad" for finding in found):
+        raise typer.Exit(FAILED)
 
 
 @app.command()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from populace.estimate import Estimate
     from populace.interviews import InterviewAnswers
     from populace.recorded import Comparison
+    from populace.stack.doctor import Finding
 
 _PLAIN_WIDTH = 160
 
@@ -357,6 +358,15 @@ def show_status(status: StackStatus) -> None:
         out.print(f"{'page':<17}{status.page}", markup=False)
     if status.runs:
         out.print(runs_table(status.runs[:10]))
+
+
+def show_findings(findings: list[Finding]) -> None:
+    """What the doctor found, for a person."""
+    marks = {"good": "[green]+[/green]", "note": "[yellow]·[/yellow]", "bad": "[red]![/red]"}
+    for finding in findings:
+        mend = f" → {finding.mend}" if finding.mend else ""
+        said = escape(f"{finding.about:<17}{finding.said}{mend}")
+        out.print(f"{marks[finding.level]} {said}", soft_wrap=True)
 
 
 def show_manifest(manifest: dict[str, Any]) -> None:

@@ -188,7 +188,12 @@ def find_matching(source: str, count: int, condition: str) -> list[int]:
     """
     import pyarrow as pa
 
-    from populace.personas.expressions import Expression
+    try:
+        from populace.personas.expressions import Expression
+    except ImportError as error:
+        raise InvalidInputError(
+            f"conditions need numpy ({error}): pip install 'populace[personas]'"
+        ) from None
 
     people = load_people(source, [Path(source).resolve().parent], count, 0, count)
     expression = Expression(condition, people.names)

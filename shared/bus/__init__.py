@@ -12,10 +12,12 @@ from shared.bus.base import (
     Subscription,
     keep_alive,
 )
+from shared.bus.facts import BrokerFacts
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.nats import NatsBus
 
 __all__ = [
+    "BrokerFacts",
     "Bus",
     "Consumer",
     "Delivery",

@@ -39,6 +39,7 @@ from shared.bus.base import (
     StreamSpec,
     Subscription,
 )
+from shared.bus.facts import BrokerFacts, broker_facts
 from shared.errors import (
     BusDisconnectedError,
     BusError,
@@ -881,6 +882,10 @@ class NatsBus(Bus):
             raise BusError(f"the stream {stream!r} can't be read: {error}") from error
         age = dt.datetime.now(dt.UTC) - first.time if first.time is not None else dt.timedelta()
         return count, max(0.0, age.total_seconds())
+
+    async def facts(self) -> BrokerFacts:
+        """What the broker says of itself and its streams."""
+        return await broker_facts(self._client, self._js)
 
     async def purge(self, stream: str, subject: str, *, before: int = 0) -> None:
         """See ``Bus.purge``."""
