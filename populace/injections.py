@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from shared.errors import InvalidInputError
 from shared.messages.scenario import PlannedEvent
-from shared.service import first_problem
+from shared.problems import first_problem
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -114,4 +114,4 @@ def changed_params(params: BaseModel, data: dict[str, Any]) -> BaseModel:
     try:
         return type(params).model_validate(fields)
     except ValidationError as error:
-        raise InvalidInputError(f"params.{first_problem(error)}") from None
+        raise InvalidInputError(f"params.{first_problem(error, type(params))}") from None

@@ -15,7 +15,7 @@ from populace.yaml_file import YamlFile
 from shared.code import CodeLoader
 from shared.errors import CodeError
 from shared.messages.scenario import ScenarioSpec
-from shared.service import first_problem
+from shared.problems import first_problem
 
 _NOT_IN_A_FILE = ("folder", "run", "results_format", "replay")
 
@@ -53,7 +53,7 @@ def read_scenario(path: str | Path, overrides: dict[str, Any] | None = None) -> 
         spec = ScenarioSpec.model_validate(file.raw)
     except ValidationError as error:
         place = file.where(tuple(error.errors()[0]["loc"]))
-        raise ScenarioError(f"{place}: {first_problem(error)}") from None
+        raise ScenarioError(f"{place}: {first_problem(error, ScenarioSpec)}") from None
     spec.folder = str(path.resolve().parent)
     return ScenarioFile(file, spec)
 
@@ -87,7 +87,7 @@ def load_class(
     except ValidationError as error:
         key = ("params", *error.errors()[0]["loc"])
         place = f"{file.where(key)}: " if file else ""
-        raise ScenarioError(f"{place}params.{first_problem(error)}") from None
+        raise ScenarioError(f"{place}params.{first_problem(error, cls.Params)}") from None
     return cls, params
 
 

@@ -17,7 +17,7 @@ from populace.scenario_file import ScenarioFile, read_scenario
 from populace.yaml_file import YamlFile
 from shared.ids import is_token
 from shared.messages.scenario import Budget, Strict
-from shared.service import first_problem
+from shared.problems import first_problem
 
 _LONGEST = 40
 
@@ -89,7 +89,7 @@ def read_sweep(
         spec = SweepSpec.model_validate(file.raw)
     except ValidationError as error:
         place = file.where(tuple(error.errors()[0]["loc"]))
-        raise ScenarioError(f"{place}: {first_problem(error)}") from None
+        raise ScenarioError(f"{place}: {first_problem(error, SweepSpec)}") from None
     unknown = sorted(set(only or ()) - set(spec.runs))
     if unknown:
         known = ", ".join(spec.runs) or "none"

@@ -36,6 +36,7 @@ from shared.errors import (
     RemoteError,
 )
 from shared.logs import configure_logs, get_logger
+from shared.problems import first_problem
 from shared.settings import Settings, load_settings
 
 _log = get_logger(__name__)
@@ -44,20 +45,6 @@ Request = TypeVar("Request", bound=BaseModel)
 Reply = TypeVar("Reply", bound=BaseModel)
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
-
-
-def first_problem(error: ValidationError) -> str:
-    """A validation error's first complaint as a sentence: the key, and what is wrong."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    text = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        text = "is not a key that is known here"
-    elif first["type"] == "missing":
-        text = "is missing"
-    elif first["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        text = "must be a mapping of keys"
-    return f"{where}: {text}" if where else text
 
 
 async def ask(

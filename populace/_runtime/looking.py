@@ -19,7 +19,7 @@ from populace.personas.people import attributes
 from shared.codec import plain
 from shared.errors import CodecError, InvalidInputError
 from shared.messages.inspection import Attribute, Held, Listens, Look, Looked
-from shared.service import first_problem
+from shared.problems import first_problem
 
 if TYPE_CHECKING:
     from populace._runtime.shard import Shard

@@ -55,7 +55,7 @@ from shared.errors import (
 )
 from shared.ids import check_token, new_id
 from shared.messages.scenario import Budget, ManageRequest, ReplaySpec
-from shared.service import first_problem
+from shared.problems import first_problem
 from shared.settings import Settings
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from populace.scenario_file import overrides_from
 from shared.errors import InvalidInputError
 from shared.ids import new_id
 from shared.messages.scenario import AgentsSpec, ModelSpec, ScenarioSpec
-from shared.service import first_problem
+from shared.problems import first_problem
 from shared.settings import Settings
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from shared.bus import NatsBus
 from shared.errors import InvalidInputError
 from shared.ids import check_token
 from shared.messages.scenario import PlannedEvent
-from shared.service import ask, first_problem
+from shared.problems import first_problem
+from shared.service import ask
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name.")]
 

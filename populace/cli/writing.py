@@ -32,7 +32,7 @@ from shared.bus import NatsBus
 from shared.errors import BusError, InvalidInputError, RemoteError
 from shared.messages.persona import EnrichRequest, JobInfo
 from shared.messages.scenario import ModelSpec
-from shared.service import first_problem
+from shared.problems import first_problem
 from shared.settings import Settings
 
 _STOP_WITHIN = 10.0

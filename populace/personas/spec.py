@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from populace.yaml_file import YamlFile
 from shared.errors import InvalidInputError
 from shared.messages.scenario import Strict
-from shared.service import first_problem
+from shared.problems import first_problem
 
 TEMPLATES = Path(__file__).parent / "templates"
 """Population files that come with Populace."""
@@ -300,7 +300,7 @@ class PopulationFile:
             self.spec = PopulationSpec.model_validate(raw)
         except ValidationError as error:
             place = self._where(tuple(error.errors()[0]["loc"]))
-            raise PopulationError(f"{place}: {first_problem(error)}") from None
+            raise PopulationError(f"{place}: {first_problem(error, PopulationSpec)}") from None
 
     def _where(self, key: tuple[Any, ...]) -> str:
         return "the population" if self._file is None else self._file.where(key)

@@ -58,7 +58,8 @@ from shared.messages.scenario import (
     Status,
     Submitted,
 )
-from shared.service import ServiceContext, answer_request, first_problem, serve
+from shared.problems import first_problem
+from shared.service import ServiceContext, answer_request, serve
 from shared.streams import append_patiently, ensure_streams, patiently
 
 _log = get_logger(__name__)
@@ -538,7 +539,8 @@ def _read(data: bytes, content_type: str | None) -> ScenarioSpec:
     except CodecError as error:
         raise InvalidInputError(f"the scenario can't be read: {error}") from None
     except ValidationError as error:
-        raise InvalidInputError(f"the scenario can't be used: {first_problem(error)}") from None
+        why = first_problem(error, ScenarioSpec)
+        raise InvalidInputError(f"the scenario can't be used: {why}") from None
 
 
 def _named(data: bytes, content_type: str | None) -> str | None:

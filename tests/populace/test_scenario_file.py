@@ -67,11 +67,17 @@ def test_a_good_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (("rounds: 3", "round: 3"), "scenario.yaml:4: round: is not a key"),
+        (
+            ("rounds: 3", "round: 3"),
+            "scenario.yaml:4: round: is not a key that is known here; did you mean 'rounds'?",
+        ),
         (("rounds: 3", "rounds: many"), "scenario.yaml:4: rounds: "),
         (("rounds: 3", "rounds: 0"), "scenario.yaml:4: rounds: Input should be greater"),
         (("rounds: 3", "rounds: true"), "scenario.yaml:4: rounds: must be a whole number"),
-        (("  count: 10_000", "  size: 5"), "scenario.yaml:6: agents.size: is not a key"),
+        (
+            ("  count: 10_000", "  size: 5"),
+            "scenario.yaml:6: agents.size: is not a key that is known here (there are: count, ",
+        ),
         (("backend: scripted", "backend: magic"), "scenario.yaml:9: models.default.backend: "),
         (("default: {", "other: {"), "scenario.yaml:8: models: must have an entry named 'default'"),
         (("backend: scripted", "backend: openai"), "needs base_url and model"),
@@ -138,7 +144,11 @@ def test_the_class_and_its_parameters(tmp_path: Path) -> None:
         ("toy5", ("toy:Toy", "toy5"), "is not an import path"),
         ("toy6", ("toy:Toy", "os:system"), "may not be loaded"),
         ("toy7", ("size: 2", "size: big"), "params.size: "),
-        ("toy8", ("size: 2", "height: 2"), "scenario.yaml:11: params.height: is not a key"),
+        (
+            "toy8",
+            ("size: 2", "height: 2"),
+            "scenario.yaml:11: params.height: is not a key that is known here (there are: size)",
+        ),
     ],
 )
 def test_bad_classes(tmp_path: Path, module: str, change: tuple[str, str], complaint: str) -> None:

@@ -13,7 +13,7 @@ from populace.personas.people import told
 from populace.yaml_file import YamlFile
 from shared.errors import InvalidInputError
 from shared.messages.scenario import Strict
-from shared.service import first_problem
+from shared.problems import first_problem
 
 _HERE = Path(__file__).parent
 
@@ -98,4 +98,4 @@ def load_template(name: str) -> WritingTemplate:
         return WritingTemplate.model_validate(file.raw)
     except ValidationError as error:
         place = file.where(tuple(error.errors()[0]["loc"]))
-        raise TemplateError(f"{place}: {first_problem(error)}") from None
+        raise TemplateError(f"{place}: {first_problem(error, WritingTemplate)}") from None

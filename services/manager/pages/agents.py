@@ -15,7 +15,7 @@ from services.manager.api import filters_of, number_of
 from services.manager.pages.rendering import Rendering
 from shared.errors import InvalidInputError, PopulaceError
 from shared.ids import check_token
-from shared.service import first_problem
+from shared.problems import first_problem
 
 _HIDDEN = ("population", "agent", "method", "answer", "error")
 _MOST_COLUMNS = 20

@@ -12,7 +12,7 @@ from services.manager.forms import read_yaml
 from services.manager.pages.rendering import Rendering
 from shared.errors import InvalidInputError, PopulaceError
 from shared.messages.persona import EnrichRequest, SampleRequest
-from shared.service import first_problem
+from shared.problems import first_problem
 
 
 def routes(rendering: Rendering) -> list[web.RouteDef]:

@@ -18,7 +18,7 @@ from services.manager.api import dumps
 from services.manager.auth import wants_page, who
 from shared.errors import BusError, InvalidInputError, PopulaceError, RemoteError
 from shared.logs import get_logger
-from shared.service import first_problem
+from shared.problems import first_problem
 
 if TYPE_CHECKING:
     from services.manager.manager import Manager

@@ -13,7 +13,7 @@ from services.manager.forms import read_yaml
 from services.manager.pages.rendering import Rendering
 from shared.errors import BusError, InvalidInputError, PopulaceError
 from shared.messages.scenario import PlannedEvent
-from shared.service import first_problem
+from shared.problems import first_problem
 
 _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
 """Of the report: it holds its styles and figures itself, and runs nothing."""

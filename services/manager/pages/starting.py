@@ -15,7 +15,7 @@ from services.manager.pages.rendering import Rendering
 from shared.errors import InvalidInputError, PopulaceError
 from shared.ids import check_token
 from shared.messages.scenario import ScenarioSpec
-from shared.service import first_problem
+from shared.problems import first_problem
 
 _MOST_RUNS = 500
 _CHANGED = "as the command line changes it: "
