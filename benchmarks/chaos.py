@@ -44,6 +44,24 @@ ROUNDS = 3
 DELAY = 0.03
 _KEY = ["round", "population", "agent", "method", "call"]
 _COLUMNS = [*_KEY, "value", "answer", "error"]
+_MESSAGES = ["round", "sender", "receiver", "method", "arguments", "answer", "error"]
+_TALK = ("messages", "events")
+_EVENTS = ["round", "path", "name", "by", "arguments", "value"]
+PLAYS: dict[str, dict[str, Any]] = {
+    "diaries": {"scenario": "diaries:Diaries"},
+    "rumours": {
+        "scenario": "rumours:Rumours",
+        "record_messages": True,
+        "record_events": True,
+    },
+    "calls": {
+        "scenario": "rumours:Rumours",
+        "record_messages": True,
+        "record_events": True,
+        "durability": "call",
+    },
+}
+"""What can be played meanwhile."""
 _KILLS_PER_RUN = 2
 _RUN_WITHIN = 180.0
 _JUST_ANSWERED = 1.0
@@ -86,11 +104,11 @@ class Found:
     """Requests that were asked a second time, those under way at a kill included."""
 
 
-def fields(model: CountingModel, agents: int) -> dict[str, Any]:
+def fields(model: CountingModel, agents: int, play: str) -> dict[str, Any]:
     """The scenario that is played."""
     return {
+        **PLAYS[play],
         "name": "chaos",
-        "scenario": "diaries:Diaries",
         "folder": str(ROOT / "benchmarks"),
         "seed": 11,
         "rounds": ROUNDS,
@@ -125,6 +143,18 @@ def answers(installation: Installation, run: str) -> list[tuple[Any, ...]]:
     return list(zip(*(table[name].to_pylist() for name in _COLUMNS), strict=True))
 
 
+def talk(installation: Installation, run: str) -> dict[str, Counter[tuple[Any, ...]]]:
+    """A run's messages and events, where it records them: what was said how often."""
+    found = {}
+    for name, columns in (("messages", _MESSAGES), ("events", _EVENTS)):
+        file = installation.runs / run / f"{name}.parquet"
+        if file.exists():
+            table = pq.read_table(file, columns=columns)
+            rows = zip(*(table[column].to_pylist() for column in columns), strict=True)
+            found[name] = Counter(rows)
+    return found
+
+
 class Chaos:
     """Plays runs and kills things meanwhile.
 
@@ -134,6 +164,7 @@ class Chaos:
         model: what is asked.
         agents: in each run.
         seed: of what is killed when.
+        play: one of ``PLAYS``.
     """
 
     def __init__(
@@ -143,32 +174,38 @@ class Chaos:
         model: CountingModel,
         agents: int,
         seed: int,
+        play: str,
     ) -> None:
         self._installation = installation
         self._bus = bus
         self._model = model
         self._agents = agents
         self._random = random.Random(seed)
+        self._play = play
         self._node_back = time.monotonic()
         self._expected: list[tuple[Any, ...]] = []
+        self._expected_talk: dict[str, Counter[tuple[Any, ...]]] = {}
         self.found = Found()
 
     async def undisturbed(self) -> None:
         """Play a run that nobody disturbs: what the others are compared with."""
-        spec = ScenarioSpec.model_validate(fields(self._model, self._agents))
+        spec = ScenarioSpec.model_validate(fields(self._model, self._agents, self._play))
         run = await submit(self._bus, self._installation.settings(), spec)
         outcome = await watch(self._bus, self._installation, run)
         if outcome.state != "finished":
             raise SystemExit(f"the undisturbed run is {outcome.state}: {outcome.reason}")
         self._expected = answers(self._installation, run)
-        if len(self._expected) != ROUNDS * self._agents:
+        self._expected_talk = talk(self._installation, run)
+        if len(self._expected) % (ROUNDS * self._agents) or not self._expected:
             raise SystemExit(f"the undisturbed run has {len(self._expected)} answers")
+        if self._play != "diaries" and not all(self._expected_talk.get(n) for n in _TALK):
+            raise SystemExit("the undisturbed run has no messages or no events")
 
     async def one_run(self, kills: int) -> None:
         """Play a run, and kill so many processes at random moments of it."""
         model, found = self._model, self.found
         first = len(model.requests)
-        spec = ScenarioSpec.model_validate(fields(model, self._agents))
+        spec = ScenarioSpec.model_validate(fields(model, self._agents, self._play))
         settings = self._installation.settings()
         moments = sorted(self._random.uniform(0.02, ROUNDS) for _ in range(kills))
         run = await submit(self._bus, settings, spec)
@@ -260,9 +297,20 @@ class Chaos:
         lost = len(expected.keys() - keys.keys())
         doubled = sum(count - 1 for count in keys.values())
         different = sum(expected.get(row[:size]) != row for row in got)
+        for name, said in talk(self._installation, run).items():
+            wanted = self._expected_talk[name]
+            missing, beyond = (wanted - said).total(), (said - wanted).total()
+            if missing or beyond:
+                sys.stderr.write(f"{run}: {name}: {missing} missing, {beyond} beyond\n")
+            lost += missing
+            doubled += beyond
         self.found.lost += lost
         self.found.doubled += doubled
         self.found.different += different
+        for row in got:
+            was = expected.get(row[:size])
+            if was != row and row[3] == "tally":
+                sys.stderr.write(f"DBG {row[:size]} {was and was[size:]} {row[size:]}\n")
         if lost or doubled or different:
             told = f"{lost} lost, {doubled} doubled, {different} different"
             sys.stderr.write(f"{run}: {told}; {[k.kind for k in kills]}\n")
@@ -285,7 +333,9 @@ def _under_way(asked: Asked, kill: Kill) -> bool:
     return asked.began <= until and asked.ended + _JUST_ANSWERED >= kill.at
 
 
-async def play(kills: int, agents: int, seed: int, keep: Path | None = None) -> Found:
+async def play(
+    kills: int, agents: int, seed: int, scenario: str, keep: Path | None = None
+) -> Found:
     """Kill so many processes, over as many runs as it takes; the services' logs can be kept."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         installation = Installation(Path(folder))
@@ -295,7 +345,7 @@ async def play(kills: int, agents: int, seed: int, keep: Path | None = None) -> 
             installation.start(*MODULES)
             await installation.ready(bus)
             async with counting_model(DELAY) as model:
-                chaos = Chaos(installation, bus, model, agents, seed)
+                chaos = Chaos(installation, bus, model, agents, seed, scenario)
                 await chaos.undisturbed()
                 while len(chaos.found.kills) < kills:
                     await chaos.one_run(min(_KILLS_PER_RUN, kills - len(chaos.found.kills)))
@@ -348,11 +398,12 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--agents", type=int, default=150)
+    parser.add_argument("--play", choices=PLAYS, default="diaries", help="what is played meanwhile")
     parser.add_argument("--logs", type=Path, help="a folder to keep the services' logs in")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     configure_logs(Settings(log_level="error"), service="chaos")
-    found = asyncio.run(play(given.kills, given.agents, given.seed, given.logs))
+    found = asyncio.run(play(given.kills, given.agents, given.seed, given.play, given.logs))
     told = summary(found)
     if given.json:
         sys.stdout.write(json.dumps(told) + "\n")

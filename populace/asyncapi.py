@@ -79,6 +79,7 @@ EVENT: dict[str, Any] = {
     "required": ["run", "path", "name", "round", "number", "arguments", "value", "by", "storm"],
     "properties": {
         "run": {"type": "string"},
+        "life": {"type": "integer", "minimum": 1, "description": "Which life of the run told it."},
         "path": {"type": "string", "description": "Of the environment, dots between its parts."},
         "name": {"type": "string"},
         "round": {"type": "integer", "minimum": 0},

@@ -31,6 +31,8 @@ class Event:
     storm: list[str] = field(default_factory=list, repr=False)
     """The events of which each led to the next, this one last."""
     run: str = ""
+    life: int = 1
+    """Which life of the run told it: a round that is played again tells its events again."""
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]

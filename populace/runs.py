@@ -281,6 +281,7 @@ async def forget_run(bus: Bus, settings: Settings, run: str) -> None:
         (subjects.stream_runs, subjects.run_status(run)),
     ):
         await bus.purge(stream, subject)
+    await bus.drop_consumers(subjects.stream_events, subjects.listener(run))
     for name, pattern in (
         (subjects.bucket_usage, f"{run}.>"),
         (subjects.bucket_placement, f"{run}.>"),

@@ -120,7 +120,7 @@ class World:
         """Workers that hold one agent each."""
         self._pool: WorkerPool | None = None
         self._keeping = Keeping(self)
-        self._listening = Listening(bus, self._subjects, run)
+        self._listening = Listening(bus, self._subjects, run, life)
         self._request: AcquireWorkers
         self._local: list[Worker] = []
         self._shards_of: dict[str, list[str]] = {}
@@ -391,6 +391,7 @@ class World:
         while time.monotonic() < until:
             outcomes = await self._ask_all(workers, "settle", round_number, Settled)
             await self._bus.flush()  # the scenario may listen as well
+            await self._listening.caught_up(until)
             await asyncio.sleep(0)
             now = sum(outcome.activity for outcome in outcomes)
             if now == before:
@@ -663,7 +664,7 @@ class World:
         name = None
         if durable is not None:
             check_token(durable, "the durable listener's name")
-            name = f"{self._scope}-{durable}"
+            name = self._subjects.listener(self.run, self.life, durable)
         return await self._listening.add(
             path_of(environment),
             event,

@@ -114,6 +114,14 @@ class Subjects:
         """Calls that a shard's agents have finished in a round. In the stream of states."""
         return f"{self.prefix}.state.{run}.{round_number}.finished.{shard}"
 
+    @staticmethod
+    def listener(run: str, life: int | None = None, name: str = "") -> str:
+        """A durable listener's place in the stream of events; without a name, how they begin.
+
+        Without a life, those of all lives.
+        """
+        return f"{run}~" if life is None else f"{run}~{life}~{name}"
+
     # Processes
     def inbox(self, process: str, box: str) -> str:
         """Where a process receives answers; one box per purpose."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,9 @@ from shared.subjects import Subjects
 _log = get_logger(__name__)
 
 _WAIT = 1.0
+_KEPT_FOR = 86400.0
+"""Seconds for which a durable listener's place is kept while nobody takes it; so are events."""
+_LOOK_AGAIN = 0.02
 _HANDLING = 15.0
 """Seconds after which an event that nobody has handled is delivered again."""
 
@@ -86,13 +90,16 @@ class Listening:
         bus: the connection.
         subjects: the installation's subjects.
         run: the run.
+        life: which life of it; what processes of earlier ones still tell is not heard.
     """
 
-    def __init__(self, bus: Bus, subjects: Subjects, run: str) -> None:
+    def __init__(self, bus: Bus, subjects: Subjects, run: str, life: int) -> None:
         self._bus = bus
         self._subjects = subjects
         self._run = run
+        self._life = life
         self._listeners: list[Listener] = []
+        self._durable: list[tuple[Listener, Consumer]] = []
         self._shared: dict[str, tuple[Subscription, list[tuple[Listener, Deliver]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()
@@ -189,9 +196,10 @@ class Listening:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.warning("a listener raised", error=f"{type(error).__name__}: {error}")
 
-    @staticmethod
-    def _fresh(listener: Listener, event: Event) -> bool:
-        if listener.removed or event.number <= listener.last.get(event.path, 0):
+    def _fresh(self, listener: Listener, event: Event) -> bool:
+        if listener.removed or event.life < self._life:
+            return False
+        if event.number <= listener.last.get(event.path, 0):
             return False
         listener.last[event.path] = event.number
         return True
@@ -224,7 +232,9 @@ class Listening:
             ack_wait=_HANDLING,
             max_waiting_acks=1,  # or one that was not handled would come after later ones
             new=new,
+            kept_for=_KEPT_FOR,
         )
+        self._durable.append((listener, consumer))
         task = asyncio.ensure_future(self._follow(consumer, listener, deliver, condition))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -235,6 +245,29 @@ class Listening:
             await consumer.close()
 
         listener._ends.append(end)
+
+    async def caught_up(self, until: float) -> bool:
+        """Wait until durable listeners have handled what was told so far.
+
+        Args:
+            until: the time (``time.monotonic``) after which it is not waited for any more.
+
+        Returns:
+            Whether they have.
+
+        Raises:
+            BusError: the broker does not say.
+        """
+        self._durable = [pair for pair in self._durable if not pair[0].removed]
+        behind = list(self._durable)
+        while behind:
+            left = await asyncio.gather(*(consumer.left() for _, consumer in behind))
+            behind = [one for one, count in zip(behind, left, strict=True) if count]
+            if behind:
+                if time.monotonic() > until:
+                    return False
+                await asyncio.sleep(_LOOK_AGAIN)
+        return True
 
     async def _follow(
         self,

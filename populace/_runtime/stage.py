@@ -407,6 +407,7 @@ class Stage(Shard):
             self._entries.append(Entry((), packed))
         told = {
             "run": self.worker.run,
+            "life": self.worker.life,
             "path": self.path,
             "name": name,
             "round": self.round if group is None else group.round,

@@ -137,7 +137,7 @@ class Worker:
         """Messages written to journals, which numbers them."""
         self.ordered: dict[str, list[str]] = {}
         """Population to the environments that apply its agents' calls in agent order."""
-        self._listening = Listening(bus, subjects, self.run)
+        self._listening = Listening(bus, subjects, self.run, self.life)
         self._internal = Account("")
         self.cycles = Cycles(self)
         self._unmark: Callable[[], None] | None = None
@@ -304,6 +304,8 @@ class Worker:
         """Take all events that were told, do what they lead to, and say how much that was."""
         await self.bus.flush()
         await asyncio.sleep(0)
+        if not await self._listening.caught_up(time.monotonic() + _QUIET_WITHIN):
+            _log.warning("durable listeners have not handled all events yet", run=self.run)
         await self._quiet(self._shards.values())
         return Settled(activity=self._calls + self._heard)
 
@@ -628,8 +630,9 @@ class Worker:
         path = path_of(environment)
         name = None
         if durable:
-            token = f"{self.scope}/{shard.agent_name(index)}/{path}/{event}/{method}"
-            name = hashlib.blake2b(token.encode(), digest_size=16).hexdigest()
+            token = f"{shard.agent_name(index)}/{path}/{event}/{method}"
+            digest = hashlib.blake2b(token.encode(), digest_size=16).hexdigest()
+            name = self.subjects.listener(self.run, self.life, digest)
 
         async def deliver(told: Event) -> None:
             await self._call_here(shard, index, method, told)

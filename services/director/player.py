@@ -181,6 +181,9 @@ class Run:
             journals = self._subjects.env_journal(self._info.run, ">")
             with contextlib.suppress(BusError):  # they go by themselves after a while
                 await self._bus.purge(self._subjects.stream_journal, journals)
+                await self._bus.drop_consumers(
+                    self._subjects.stream_events, self._subjects.listener(self._info.run)
+                )
 
     async def inject(self, name: str) -> None:
         """Something came by hand, and is kept under a name."""

@@ -111,7 +111,7 @@ class RunRecorder:
         del self._folders[run]
         try:
             await self._fill(run, folder)
-            events = await self._events_of(run) if folder.wants_events else None
+            events = await self._events_of(run, folder) if folder.wants_events else None
             manifest = await asyncio.to_thread(folder.finish, events)
         except OSError as error:
             # It is tried again until there is room; who waits for the run need not wait as long.
@@ -163,8 +163,8 @@ class RunRecorder:
             with contextlib.suppress(CodecError, KeyError, TypeError, ValueError):
                 folder.add_messages(from_public(message.data))
 
-    async def _events_of(self, run: str) -> EventTable:
-        """What the run's environments told.
+    async def _events_of(self, run: str, folder: RunFolder) -> EventTable:
+        """What the run's environments told, less what was of rounds that were played again.
 
         Raises:
             BusError: it can't be read.
@@ -173,7 +173,9 @@ class RunRecorder:
         pattern = self._subjects.env_event(run, "*", ">")
         async for message in self._bus.read(self._subjects.stream_events, (pattern,)):
             try:
-                events.add(from_public(message.data))
+                told = from_public(message.data)
+                if not folder.is_outdated(int(told.get("life", 1)), int(told["round"])):
+                    events.add(told)
             except (CodecError, KeyError, TypeError, ValueError) as error:
                 _log.error("an event can't be read", subject=message.subject, error=str(error))
         return events

@@ -209,7 +209,7 @@ class RunFolder:
         Raises:
             CodecError: it hasn't the columns of one.
         """
-        if self._is_outdated(int(told.get("life", 1)), int(told["round"])):
+        if self.is_outdated(int(told.get("life", 1)), int(told["round"])):
             self._messages.leave_out(told)
         else:
             self._messages.add(told)
@@ -219,12 +219,12 @@ class RunFolder:
         """How many batches of messages between agents came."""
         return self._messages.batches
 
-    def _is_outdated(self, life: int, round_number: int) -> bool:
+    def is_outdated(self, life: int, round_number: int) -> bool:
         """Whether a round was played again by a later life than this one."""
         return any(life < later and round_number > kept for later, kept in self._restored)
 
     def _add(self, record: dict[str, Any]) -> None:
-        if self._is_outdated(int(record["life"]), int(record["round"])):
+        if self.is_outdated(int(record["life"]), int(record["round"])):
             self.late += len(record["agents"])
             return
         round_number, population = record["round"], record["population"]

@@ -107,6 +107,14 @@ class Consumer(abc.ABC):
         """
 
     @abc.abstractmethod
+    async def left(self) -> int:
+        """How many messages it has still to take, those that aren't acknowledged yet included.
+
+        Raises:
+            BusError: no answer.
+        """
+
+    @abc.abstractmethod
     async def close(self) -> None:
         """Stop taking; the consumer's place in the stream is kept if it is durable."""
 
@@ -291,12 +299,22 @@ class Bus(abc.ABC):
         max_waiting_acks: int = 1000,
         alone: bool = False,
         new: bool = False,
+        kept_for: float = 0.0,
     ) -> Consumer:
         """Take messages as one of the consumers of this durable name, from where they are.
 
         Unacknowledged messages are delivered again after ``ack_wait`` seconds. Who takes
         ``alone`` gets what another before it left unacknowledged at once, and in its order. A
-        ``new`` one, if there is none of the name, begins with what comes from now on.
+        ``new`` one, if there is none of the name, begins with what comes from now on. A place that
+        nobody has taken for ``kept_for`` seconds is forgotten (0: never).
+        """
+
+    @abc.abstractmethod
+    async def drop_consumers(self, stream: str, prefix: str) -> int:
+        """Forget all durable names of a stream that begin so; returns how many there were.
+
+        Raises:
+            BusError: no answer.
         """
 
     @abc.abstractmethod

@@ -187,11 +187,12 @@ class _Durable:
                 break
             stored = self.stream.messages.get(self.next)
             self.next += 1
-            if stored is not None and (
-                not self.subjects or any(subject_matches(p, stored.subject) for p in self.subjects)
-            ):
+            if stored is not None and self.takes(stored):
                 self._hand_out(stored, found)
         return found
+
+    def takes(self, stored: _Stored) -> bool:
+        return not self.subjects or any(subject_matches(p, stored.subject) for p in self.subjects)
 
     def _hand_out(self, stored: _Stored, found: list[_Stored]) -> None:
         self.waiting[stored.sequence] = time.monotonic() + self.ack_wait
@@ -257,6 +258,11 @@ class _MemoryConsumer(Consumer):
             except TimeoutError:
                 continue
         return []
+
+    async def left(self) -> int:
+        durable = self._durable
+        later = [m for m in durable.stream.messages.values() if m.sequence >= durable.next]
+        return len(durable.waiting) + sum(durable.takes(stored) for stored in later)
 
     async def close(self) -> None:
         self._closed = True
@@ -507,6 +513,7 @@ class MemoryBus(Bus):
         max_waiting_acks: int = 1000,
         alone: bool = False,
         new: bool = False,
+        kept_for: float = 0.0,
     ) -> Consumer:
         """See ``Bus.consumer``."""
         held = self._stream(stream)
@@ -520,6 +527,14 @@ class MemoryBus(Bus):
             place.next = min(place.waiting)
             place.waiting.clear()
         return _MemoryConsumer(place)
+
+    async def drop_consumers(self, stream: str, prefix: str) -> int:
+        """See ``Bus.drop_consumers``."""
+        held = self._stream(stream).consumers
+        names = [name for name in held if name.startswith(prefix)]
+        for name in names:
+            del held[name]
+        return len(names)
 
     async def replay(
         self, stream: str, subjects: tuple[str, ...], *, idle: float = 1.0

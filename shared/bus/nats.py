@@ -209,6 +209,13 @@ class _NatsConsumer(Consumer):
             await asyncio.sleep(min(timeout, 0.2))
             return []
 
+    async def left(self) -> int:
+        try:
+            info = await self._js.consumer_info(self._stream, self._config.durable_name or "")
+        except (TimeoutError, nats.errors.Error) as error:
+            raise BusError(f"a place in {self._stream!r} can't be asked for: {error}") from error
+        return (info.num_pending or 0) + (info.num_ack_pending or 0)
+
     async def close(self) -> None:
         inner, self._inner = self._inner, None
         if inner is not None:
@@ -706,6 +713,7 @@ class NatsBus(Bus):
         max_waiting_acks: int = 1000,
         alone: bool = False,
         new: bool = False,
+        kept_for: float = 0.0,
     ) -> Consumer:
         """See ``Bus.consumer``."""
         config = api.ConsumerConfig(
@@ -715,6 +723,7 @@ class NatsBus(Bus):
             max_ack_pending=max_waiting_acks,
             filter_subjects=list(subjects) or None,
             deliver_policy=api.DeliverPolicy.NEW if new else api.DeliverPolicy.ALL,
+            inactive_threshold=kept_for or None,
         )
         consumer = _NatsConsumer(self._js, stream, config, self._pulls)
         try:
@@ -724,6 +733,23 @@ class NatsBus(Bus):
         except (TimeoutError, nats.errors.Error) as error:
             raise BusError(f"can't take messages from the stream {stream!r}: {error}") from error
         return consumer
+
+    async def drop_consumers(self, stream: str, prefix: str) -> int:
+        """See ``Bus.drop_consumers``."""
+        dropped = offset = 0
+        try:
+            while page := await self._js.consumers_info(stream, offset=offset):
+                names = [info.name for info in page if info.name.startswith(prefix)]
+                for name in names:
+                    with contextlib.suppress(nats.js.errors.NotFoundError):
+                        await self._js.delete_consumer(stream, name)
+                dropped += len(names)
+                offset += len(page) - len(names)
+        except nats.js.errors.NotFoundError:  # no such stream
+            pass
+        except (TimeoutError, nats.errors.Error) as error:
+            raise BusError(f"consumers of {stream!r} can't be dropped: {error}") from error
+        return dropped
 
     async def replay(
         self, stream: str, subjects: tuple[str, ...], *, idle: float = 1.0
