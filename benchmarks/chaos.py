@@ -307,10 +307,6 @@ class Chaos:
         self.found.lost += lost
         self.found.doubled += doubled
         self.found.different += different
-        for row in got:
-            was = expected.get(row[:size])
-            if was != row and row[3] == "tally":
-                sys.stderr.write(f"DBG {row[:size]} {was and was[size:]} {row[size:]}\n")
         if lost or doubled or different:
             told = f"{lost} lost, {doubled} doubled, {different} different"
             sys.stderr.write(f"{run}: {told}; {[k.kind for k in kills]}\n")

@@ -817,7 +817,8 @@ class Worker:
             population=group.shard.population,
             method=group.method,
             call=group.record["call"],
-            batch=f"{self.life}/{group.shard.id}/{group.number}/{group.done}",
+            # By the first of its agents: how many are done may be the same for several.
+            batch=f"{self.life}/{group.shard.id}/{group.number}/{positions[0]}",
             life=self.life,
             agents=[offset + indexes[p] for p in positions],
             values=values,
@@ -844,7 +845,7 @@ class Worker:
             "run": self.run,
             "round": group.round,
             "life": self.life,
-            "batch": f"{self.life}/{group.shard.id}/{group.caller}/{group.number}/{group.done}",
+            "batch": f"{self.life}/{group.shard.id}/{group.caller}/{group.number}/{positions[0]}",
             "method": group.method,
             "senders": [_sender(group, position) for position in positions],
             "receivers": [group.shard.agent_name(group.indexes[p]) for p in positions],

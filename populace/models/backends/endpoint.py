@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
@@ -16,14 +17,18 @@ from shared.messages.model import ModelRequest, ModelResponse
 
 _JSON = "application/json"
 _MESSAGE_LIMIT = 400
-_MOST_TOKENS = 50_000_000
+_MOST_BYTES = 16 << 20
+"""An answer that is longer is not read to its end."""
+_BEYOND = 20_000
+"""Tokens beyond what was said that an endpoint may count: templates, tools, hidden thoughts."""
 _TOO_LONG = re.compile(
     r"context.{0,12}(?:length|size|window)|max_model_len|maximum.{0,20}tokens|prompt is too long|"
     r"too many tokens|reduce the length|exceed_context",
     re.IGNORECASE,
 )
 _ITS_LIMIT = re.compile(
-    r"(?:maximum context length (?:is|of)|n_ctx\"?:?|context size \()\D{0,3}(\d{3,8})"
+    r"(?:maximum context length (?:is|of)|n_ctx\"?:?|context size \()\D{0,3}"
+    r"(\d{1,3}(?:[,._ ]\d{3})+|\d{3,8})(?![\d])"
 )
 _AWAY = 1.0
 _LONGEST_AWAY = 15.0
@@ -32,6 +37,8 @@ _LONGEST_PAUSE = 60.0
 
 _GATEWAY = (502, 503, 504)
 """Said on behalf of a server that is not there, or is not ready."""
+_PASSING = (408, 409, 425)
+"""Said of requests that may fare better if they are made again."""
 
 RETRY = "retry_after"
 """In a response's details: the fault may pass, and after how many seconds (0: the endpoint
@@ -54,6 +61,8 @@ class Endpoint:
         self.name = name
         self.in_flight = 0
         self.context: int | None = None
+        self._most_taken = 0
+        """Tokens of the longest prompt and answer that it took."""
         self._model = model
         self._key = key
         self._timeout = timeout
@@ -103,25 +112,24 @@ class Endpoint:
         """One attempt."""
         assert self._session is not None, "the back end was not started"
         self.in_flight += 1
+        self._probing = self._down_since is not None
         try:
             return await self._ask(self._session, request)
         finally:
             self.in_flight -= 1
             self._probing = False
 
+    @property
     def may_probe(self) -> bool:
         """Whether to try one that has been down for long: one request at a time, now and then."""
-        if self._probing or self.away_for > 0:
-            return False
-        self._probing = True
-        return True
+        return not self._probing and self.away_for <= 0
 
     async def _ask(self, session: aiohttp.ClientSession, request: ModelRequest) -> ModelResponse:
         # A payload of its own kind spares aiohttp the search for one.
         body = aiohttp.BytesPayload(orjson.dumps(self._body(request)), content_type=_JSON)
         try:
             async with session.post(self._chat, data=body) as reply:
-                text = await reply.read()
+                text = await _read(reply)
                 if reply.status not in _GATEWAY:
                     self._faults, self._down_since = 0, None  # whatever it says, it is there
                 if reply.status != 200:
@@ -133,8 +141,15 @@ class Endpoint:
             return self.failed(
                 request, "timeout", f"{self.url} did not answer within {self._timeout:g} s", 0.0
             )
-        except (aiohttp.ClientError, OSError) as error:
+        except aiohttp.ClientConnectorError as error:
             return self._is_down(request, error)
+        except (aiohttp.ClientError, OSError) as error:
+            # It was reached; this request alone came to nothing.
+            said = str(error) or type(error).__name__
+            return self.failed(request, "unreachable", f"{self.url} broke off: {said}", 0.0)
+        except _TooLongError:
+            said = f"{self.url} answered with more than {_MOST_BYTES >> 20} MB"
+            return self.failed(request, "refused", said)
         except ValueError as error:
             return self.failed(
                 request,
@@ -152,9 +167,9 @@ class Endpoint:
             self._down_since = time.monotonic()
         if self.away_for <= 0:
             # Each further fault in a row, and it is left alone for longer.
-            pause = max(retry_after, _AWAY * 2 ** min(self._faults, 6))
-            self.leave_alone(min(_LONGEST_AWAY, pause))
+            self.leave_alone(min(_LONGEST_AWAY, _AWAY * 2 ** min(self._faults, 6)))
             self._faults += 1
+        self.leave_alone(min(retry_after, _LONGEST_PAUSE))
         text = f"the model endpoint {self.url} can't be reached: {said!s}"
         return self.failed(request, "unreachable", text, 0.0)
 
@@ -181,11 +196,8 @@ class Endpoint:
     ) -> ModelResponse:
         said = " ".join(text.split())[:_MESSAGE_LIMIT]
         message = f"{self.url} answered {reply.status} {reply.reason}: {said}"
-        if reply.status == 429 or reply.status >= 500:
-            try:
-                pause = max(0.0, float(reply.headers.get("Retry-After", 0.0)))
-            except ValueError:
-                pause = 0.0
+        if reply.status == 429 or reply.status >= 500 or reply.status in _PASSING:
+            pause = _retry_after(reply.headers.get("Retry-After"))
             if reply.status in _GATEWAY:
                 return self._is_down(request, message, pause)
             if reply.status == 429:
@@ -196,8 +208,9 @@ class Endpoint:
         if reply.status in (400, 413, 422) and _TOO_LONG.search(text):
             response = self.failed(request, "context", message)
             told = _ITS_LIMIT.search(text)
-            if told is not None:
-                self.context = response.details["limit"] = int(told.group(1))
+            limit = int(re.sub(r"\D", "", told.group(1))) if told is not None else 0
+            if limit > self._most_taken:  # else it was read wrongly: more than that was taken
+                self.context = response.details["limit"] = limit
             return response
         return self.failed(request, "refused", message)
 
@@ -232,13 +245,17 @@ class Endpoint:
             response.details["tool_calls"] = message["tool_calls"]
         return response
 
-    @staticmethod
-    def _count_usage(request: ModelRequest, response: ModelResponse, usage: Any) -> None:
+    def _count_usage(self, request: ModelRequest, response: ModelResponse, usage: Any) -> None:
         """Take the endpoint's counts, where they can be true; else estimates, marked as such."""
         told = usage if isinstance(usage, dict) else {}
-        counts = [told.get("prompt_tokens"), told.get("completion_tokens")]
-        if all(isinstance(c, int) and 0 <= c <= _MOST_TOKENS for c in counts):
-            response.tokens_in, response.tokens_out = counts[0], counts[1]  # type: ignore[assignment]
+        asked = sum(len(str(m.get("content") or "").encode()) for m in request.messages)
+        asked += len(str(request.schema or "")) + len(str(request.tools or ""))
+        said = max(request.max_tokens, len(response.text.encode()))
+        tokens_in = _plausible(told.get("prompt_tokens"), asked)
+        tokens_out = _plausible(told.get("completion_tokens"), said, bool(response.text))
+        if tokens_in is not None and tokens_out is not None:
+            response.tokens_in, response.tokens_out = tokens_in, tokens_out
+            self._most_taken = max(self._most_taken, tokens_in + tokens_out)
         else:
             response.tokens_in = estimate_messages(request.messages)
             response.tokens_out = estimate_tokens(response.text)
@@ -308,6 +325,52 @@ class Endpoint:
             return None
         except ValueError:
             return None
+
+
+class _TooLongError(Exception):
+    """An answer does not end."""
+
+
+async def _read(reply: aiohttp.ClientResponse) -> bytes:
+    """The body, up to a bound.
+
+    Raises:
+        _TooLongError: it is longer.
+    """
+    if reply.content_length is not None and reply.content_length <= _MOST_BYTES:
+        return await reply.read()
+    parts, size = [], 0
+    async for part in reply.content.iter_any():
+        size += len(part)
+        if size > _MOST_BYTES:
+            raise _TooLongError
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _retry_after(told: str | None) -> float:
+    """Seconds of a Retry-After header, which may name a date (RFC 9110, 10.2.3); 0: none."""
+    try:
+        seconds = float(told or 0.0)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(str(told)).timestamp() - time.time()
+        except (TypeError, ValueError, OverflowError):
+            return 0.0
+    return seconds if 0.0 < seconds < float("inf") else 0.0
+
+
+def _plausible(count: Any, size: int, some: bool = True) -> int | None:
+    """A count of tokens, if it may be true of a text of so many bytes.
+
+    Args:
+        count: what was told.
+        size: bytes, none of which is more than two tokens.
+        some: whether there was any text.
+    """
+    if not isinstance(count, int) or isinstance(count, bool):
+        return None
+    return count if int(some) <= count <= 2 * size + _BEYOND else None
 
 
 def _text_of(content: Any) -> str:

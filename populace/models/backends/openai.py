@@ -22,6 +22,8 @@ _SLOW_ATTEMPTS = 2
 """Of requests that end with a time-out: each may have taken minutes."""
 _PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
+_LONGEST_WAIT = 600.0
+"""Seconds that one attempt waits for an endpoint that asks again and again to be left alone."""
 _PREFIX = 2000
 _UNEVEN = 1.25
 """Times its fair share of requests that an endpoint may have, for the sake of a prefix that it
@@ -123,18 +125,28 @@ class OpenAIBackend(Backend):
         """Tokens of a conversation by an endpoint's own tokenizer."""
         return await self._choose(messages).count(messages)
 
+    async def timed_answer(self, request: ModelRequest, admit: Admit = let_in) -> ModelResponse:
+        """See ``Backend.timed_answer``; it is admitted once its endpoint may be asked."""
+        return await self._answer(request, admit, admitted=False)
+
     async def answer(self, request: ModelRequest, admit: Admit = let_in) -> ModelResponse:
         """Answer one prompt; passing faults are tried again a few times, elsewhere if there is.
 
         One that can't be reached at all is waited for, as long as ``patience`` says; when none
         could be reached for that long, prompts fail at once until one is back.
         """
+        return await self._answer(request, admit, admitted=True)
+
+    async def _answer(
+        self, request: ModelRequest, admit: Admit, *, admitted: bool
+    ) -> ModelResponse:
         began = time.monotonic()
+        asked_at: float | None = None
         attempt = 0
         while True:
             attempt += 1
             endpoint = self._choose(request.messages)
-            if endpoint.down_for > self._patience and not endpoint.may_probe():
+            if endpoint.down_for > self._patience and not endpoint.may_probe:
                 response = endpoint.failed(
                     request,
                     "unreachable",
@@ -143,12 +155,8 @@ class OpenAIBackend(Backend):
                 )
                 response.details["attempts"] = attempt - 1
                 return response
-            away = endpoint.away_for
-            if away > 0:
-                # Full jitter keeps a crowd of retries from arriving together.
-                await asyncio.sleep(min(_LONGEST_PAUSE, away * random.uniform(1.0, 1.3)))  # noqa: S311
-            if attempt > 1:
-                await admit(request)
+            await self._admitted(request, endpoint, None if admitted and attempt == 1 else admit)
+            asked_at = asked_at or time.monotonic()
             response = await endpoint.ask(request)
             if attempt > 1:
                 response.details["attempts"] = attempt
@@ -159,10 +167,29 @@ class OpenAIBackend(Backend):
                 break
             if endpoint.away_for <= 0:
                 spread = random.uniform(_PAUSE / 5, _PAUSE * 2 ** min(attempt - 1, 6))  # noqa: S311
-                await asyncio.sleep(min(_LONGEST_PAUSE, max(pause, spread)))
+                await asyncio.sleep(max(min(pause, 2 * _LONGEST_PAUSE), spread))
+        response.seconds = time.monotonic() - asked_at
         if response.error_kind == "context" and endpoint.context is not None:
             self.context = endpoint.context
         return response
+
+    async def _admitted(
+        self, request: ModelRequest, endpoint: Endpoint, admit: Admit | None
+    ) -> None:
+        """Wait until an endpoint may be asked, and limits allow it, both in the same moment.
+
+        What is admitted while the endpoint is to be left alone would leave in a crowd later.
+        """
+        until = time.monotonic() + _LONGEST_WAIT
+        while True:
+            if (away := endpoint.away_for) > 0 and time.monotonic() < until:
+                # Jitter keeps those who wait from arriving together.
+                await asyncio.sleep(away + random.uniform(0.0, min(1.0, 0.3 * away)))  # noqa: S311
+                continue
+            if admit is not None:
+                await admit(request)
+            if endpoint.away_for <= 0 or time.monotonic() > until:
+                return
 
     def _enough(
         self, response: ModelResponse, endpoint: Endpoint, attempt: int, began: float
@@ -177,6 +204,9 @@ class OpenAIBackend(Backend):
         """The endpoint that has seen how this prompt begins, unless it is busy or away."""
         if len(self.endpoints) == 1:
             return self.endpoints[0]
+        for endpoint in self.endpoints:
+            if endpoint.down_for > self._patience and endpoint.may_probe:
+                return endpoint  # one prompt, now and then: it may be back
         there = [e for e in self.endpoints if e.away_for <= 0 and e.down_for <= self._patience]
         if not there:
             return min(self.endpoints, key=lambda e: (e.down_for > self._patience, e.away_for))
