@@ -220,6 +220,7 @@ class Keeping:
             folder=kept.folder,
             size=1,
             epoch=kept.epoch,
+            owner=world._bus.process,
             saved=saved,
             members=None if kept.members is None else kept.members.name,
             member_count=0 if kept.members is None else kept.members.count,

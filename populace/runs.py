@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from populace.errors import ScenarioError
-from shared.bus import Bus, NatsBus
+from shared.bus import Bus, Entry, NatsBus
 from shared.codec import CONTENT_TYPE, MSGPACK_TYPE, from_public, pack_plain
 from shared.errors import (
     BusUnavailableError,
@@ -55,6 +56,10 @@ class Outcome:
     folder: str | None = None
     agents: int = 0
     rounds: int = 0
+    missing: int = 0
+    """Answers that were gone from the stream before they could be written."""
+    events_missing: int = 0
+    """The same of environments' events, where they are recorded."""
     unrecorded: str = ""
     """Why its files could not be written, if they could not."""
     scripted: list[str] = field(default_factory=list)
@@ -82,6 +87,7 @@ class Outcome:
         elif status.kind == "recorded":
             self.records, self.folder = status.records, status.folder
             self.unrecorded = status.reason or ""
+            self.missing, self.events_missing = status.missing or 0, status.events_missing or 0
 
 
 async def submit(bus: NatsBus, settings: Settings, spec: ScenarioSpec) -> str:
@@ -221,8 +227,14 @@ async def follow(
                     f"no director has taken the run {run!r} within {patience:g} s; it is stored, "
                     "and will be played once one does"
                 )
-            if not patient and await find_run(bus, settings, run) is None:
-                raise InvalidInputError(f"there is no run named {run!r}; see 'populace runs'")
+            if not patient:
+                info = await find_run(bus, settings, run)
+                if info is None:
+                    raise InvalidInputError(f"there is no run named {run!r}; see 'populace runs'")
+                if not seen and info.over:  # what was told of it has left the stream by now
+                    for status in _remembered(settings, info):
+                        yield status
+                    return
             if still:
                 info = await find_run(bus, settings, run)
                 if info is None or info.state not in ("accepted", "running"):
@@ -256,6 +268,40 @@ async def follow(
                 return
 
 
+def _remembered(settings: Settings, info: RunInfo) -> Iterator[Status]:
+    """What is known of a run that is over from its entry, and from its files if they lie here."""
+    folder = settings.runs_dir.resolve() / info.run
+    try:
+        rows = json.loads((folder / "rounds.json").read_text())
+        manifest = json.loads((folder / "manifest.json").read_text())
+    except (OSError, ValueError):
+        rows, manifest = [], None
+    about: dict[str, Any] = {
+        "run": info.run,
+        "name": info.name,
+        "rounds": info.rounds,
+        "agents": info.agents,
+    }
+    yield Status(kind="accepted", time=info.created, **about)
+    for row in rows:
+        yield Status(kind="round_finished", row=RoundRow.model_validate(row), **about)
+    yield Status(
+        kind="ended",
+        life=info.life,
+        state=info.state,
+        reason=info.reason,
+        manifest=manifest,
+        **about,
+    )
+    if manifest is None:
+        why = f"it is not in {folder.parent}"
+        yield Status(kind="recorded", folder=str(folder), reason=why, **about)
+        return
+    count = int(manifest.get("answers") or 0) + int(manifest.get("failed") or 0)
+    missing = manifest.get("missing")
+    yield Status(kind="recorded", folder=str(folder), records=count, missing=missing, **about)
+
+
 async def list_runs(bus: NatsBus, settings: Settings) -> list[RunInfo]:
     """All runs that the installation knows, latest first."""
     bucket = await bus.bucket(settings.subjects.bucket_runs)
@@ -270,6 +316,8 @@ async def forget_run(bus: Bus, settings: Settings, run: str) -> None:
         BusError: it can't be removed.
     """
     subjects = settings.subjects
+    specs = await bus.bucket(subjects.bucket_specs)
+    account = _account(await specs.get(run))
     for stream, subject in (
         (subjects.stream_states, subjects.run_state(run)),
         (subjects.stream_kept, subjects.model_kept(run)),
@@ -293,3 +341,17 @@ async def forget_run(bus: Bus, settings: Settings, run: str) -> None:
         bucket = await bus.bucket(name)
         for entry in await bucket.entries(pattern):
             await bucket.delete(entry.key)
+    if account is None or account in map(_account, await specs.entries("*")):
+        return
+    await (await bus.bucket(subjects.bucket_budgets)).delete(account)  # nobody shares it any more
+
+
+def _account(entry: Entry | None) -> str | None:
+    """The account that a run's budget is shared under, as its scenario is kept."""
+    if entry is None:
+        return None
+    try:
+        budget = json.loads(entry.value).get("budget") or {}
+    except ValueError:
+        return None
+    return budget.get("account")

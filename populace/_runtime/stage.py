@@ -81,14 +81,18 @@ class Stage(Shard):
         path: the environment's path.
         cls: its class.
         epoch: rises each time that it is taken over.
+        owner: the process that owns the run, and stays through that.
     """
 
-    def __init__(self, worker: Worker, path: str, cls: type[Environment], epoch: int) -> None:
+    def __init__(
+        self, worker: Worker, path: str, cls: type[Environment], epoch: int, owner: str = ""
+    ) -> None:
         super().__init__(worker, f"@{path}", f"@{path}", cls, 0, 1)
         self.finished = None  # it has a journal
         self.path = path
         self.kind = cls
         self.epoch = epoch
+        self.owner = owner
         self._entries: list[Entry] = []
         self._events: list[dict[str, Any]] = []
         self._then: list[Callable[[], None]] = []
@@ -573,7 +577,8 @@ class Stage(Shard):
                 continue
             subject = worker.subjects.env_event(worker.run, told["name"], self.path)
             # Told again after a takeover, it has the same name, and so is stored once.
-            name = f"{worker.scope}/{self.path}/event/{told['number']}"
+            # The owner's is part of it: a run may have the name of one that was deleted.
+            name = f"{self.owner}/{worker.scope}/{self.path}/event/{told['number']}"
             sends.append(append_patiently(worker.bus, subject, data, headers={}, message_id=name))
             worker.rules.apply(told)
         await asyncio.gather(*sends)

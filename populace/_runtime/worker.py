@@ -244,7 +244,7 @@ class Worker:
     async def _open_stage(self, request: OpenShard) -> ShardOpened:
         path = request.shard[1:]
         cls = self.loader.load(request.class_path or "", Environment, request.folder)
-        stage = Stage(self, path, cls, request.epoch)
+        stage = Stage(self, path, cls, request.epoch, request.owner)
         if request.members is not None:
             stage.waves = Waves(stage, request.members, request.member_count)
         if request.saved is not None:

@@ -376,7 +376,16 @@ def pause(run: Run) -> None:
 def spread(run: Run) -> None:
     """Give a run workers anew, on the hosts that there are now; its round is begun again."""
     settings = quiet_settings()
-    asyncio.run(with_bus(settings, lambda bus: control(bus, settings, run, "spread")))
+
+    async def work(bus: NatsBus) -> None:
+        info = await find_run(bus, settings, run)
+        if info is None:
+            raise InvalidInputError(f"there is no run named {run!r}; see 'populace runs'")
+        if info.state not in ("accepted", "running"):
+            raise InvalidInputError(f"the run {run!r} can't be spread anew: it is {info.state}")
+        await control(bus, settings, run, "spread")
+
+    asyncio.run(with_bus(settings, work))
     typer.echo(f"{run}: it takes workers anew")
 
 

@@ -88,6 +88,13 @@ def finish(outcome: Outcome, as_json: bool) -> None:
             f"before is in {outcome.folder}"
         )
         raise typer.Exit(FAILED)
+    for count, what in ((outcome.missing, "answers"), (outcome.events_missing, "events")):
+        if count:
+            show.complain(
+                f"{count:,} {what} of the run {outcome.run} are missing: the broker had dropped "
+                "them before the recorder took them (see 'What the broker keeps' in "
+                "docs/durability.md)"
+            )
     if outcome.state == "failed":
         show.complain(f"the run {outcome.run} failed: {outcome.reason}")
         raise typer.Exit(FAILED)
@@ -105,3 +112,5 @@ def finish(outcome: Outcome, as_json: bool) -> None:
             "with the same seed to start over"
         )
         raise typer.Exit(INTERRUPTED)
+    if outcome.missing or outcome.events_missing:
+        raise typer.Exit(FAILED)

@@ -14,7 +14,7 @@ from populace.cli.session import interrupts
 from populace.runs import Outcome, control, find_run, follow, manage, submit
 from populace.sweep import SweepRun, SweepSpec
 from shared.bus import NatsBus
-from shared.errors import PopulaceError
+from shared.errors import InvalidInputError, PopulaceError
 from shared.messages.scenario import ManageRequest
 from shared.settings import Settings
 
@@ -134,8 +134,12 @@ class Sweep:
     def write(self) -> Path:
         """Write down which runs there are; returns the file."""
         path = self._settings.runs_dir / f"{self._spec.name}.sweep.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.rows(), indent=2, ensure_ascii=False, default=str) + "\n")
+        text = json.dumps(self.rows(), indent=2, ensure_ascii=False, default=str)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n")
+        except OSError as error:
+            raise InvalidInputError(f"the sweep can't be written down: {error}") from None
         return path
 
 

@@ -29,7 +29,7 @@ from services.director.announce import (
     take_over,
 )
 from services.director.player import RunOrder
-from shared.bus import Consumer, Delivery, Message, Subscription
+from shared.bus import Consumer, Delivery, Message, Subscription, keep_alive
 from shared.codec import (
     CONTENT_TYPE,
     JSON_TYPE,
@@ -67,6 +67,10 @@ _log = get_logger(__name__)
 _STOP_WITHIN = 15.0
 _CANCEL_WITHIN = 15.0
 _LOOPS_END_WITHIN = 5.0
+_ACCEPTING = 6.0
+"""Seconds after which another director takes an event that nobody is at work on."""
+_ACCEPTED_WITHIN = 90.0
+"""Seconds for which a run that was accepted, and is not played, waits for its event."""
 _LOOK_EVERY, _LOOK_SHARE = 1.5, 10
 _MOST_TRIES = 3
 _LONGEST_EVENT = 256 << 10
@@ -80,7 +84,11 @@ class _Run:
     watch: asyncio.Task[None] | None = None
     control: Subscription | None = None
     cancelled: bool = False
+    """Whether it was told to end, or to pause."""
     paused: bool = False
+    """Whether that was to pause."""
+    killed: bool = False
+    """Whether it did not heed that."""
 
 
 class Director:
@@ -138,10 +146,14 @@ class Director:
             try:
                 if consumer is None:
                     consumer = await self._bus.consumer(
-                        self._subjects.stream_scenarios, durable="directors"
+                        self._subjects.stream_scenarios, durable="directors", ack_wait=_ACCEPTING
                     )
-                for delivery in await consumer.fetch(10, timeout=5.0):
-                    await self._accept(delivery)
+                for delivery in await consumer.fetch(1, timeout=5.0):
+                    alive = asyncio.ensure_future(keep_alive(delivery, _ACCEPTING / 3))
+                    try:
+                        await self._accept(delivery)
+                    finally:
+                        alive.cancel()
             except Exception as error:  # whatever it was, scenarios must go on being taken
                 _log.warning("taking scenarios starts anew", error=str(error))
                 consumer = None
@@ -190,7 +202,9 @@ class Director:
                 return
             if not await take_over(self._bus, self._subjects, info, held):
                 return  # another director takes it
-        await save_spec(self._bus, self._subjects, spec)
+        await patiently(
+            lambda: save_spec(self._bus, self._subjects, spec), f"the scenario of {run}"
+        )
         await publish_status(
             self._bus,
             self._subjects,
@@ -266,12 +280,12 @@ class Director:
         if request.action == "spread":
             run.process.tell("spread")
             return ControlReply(state=info.state)
-        if request.action == "pause":
-            run.paused = True
         if not run.cancelled:
-            run.cancelled = True
+            run.cancelled, run.paused = True, request.action == "pause"
             run.process.tell(f"{request.action} {' '.join(request.reason.split())}".strip())
             asyncio.get_running_loop().call_later(_CANCEL_WITHIN, self._kill, run)
+        elif request.action == "cancel":
+            run.paused = False  # the last word counts: what pauses now is cancelled then
         return ControlReply(state=info.state)
 
     async def _inject(self, run: _Run, info: RunInfo, event: PlannedEvent) -> ControlReply:
@@ -303,6 +317,7 @@ class Director:
     def _kill(run: _Run) -> None:
         """End a run that was cancelled and does not heed it (its code blocks, say)."""
         if run.process.returncode is None:
+            run.killed = True
             run.process.kill()
 
     async def _watch(self, run: _Run) -> None:
@@ -328,6 +343,12 @@ class Director:
             _log.info("run ended", run=info.run, state=info.state, reason=info.reason)
             return
         info = info or run.info
+        cancel = run.cancelled and not run.paused and not run.info.over
+        if info.state == "paused" and info.player == run.info.player and cancel:
+            ended = info.model_copy(update={"state": "cancelled", "reason": ""})
+            if await take_over(self._bus, self._subjects, ended, info):
+                await self._tell_end(ended)
+            return
         if info.state == "paused" or info.player != run.info.player:
             _log.info("run left", run=info.run, state=info.state, reason=info.reason)
             return
@@ -342,7 +363,10 @@ class Director:
             return
         if run.cancelled:
             info.state = "cancelled"
-            info.reason = f"it did not stop within {_CANCEL_WITHIN:g} s and was killed"
+            if run.killed:
+                info.reason = f"it did not stop within {_CANCEL_WITHIN:g} s and was killed"
+            else:
+                info.reason = f"the process that played it {how}"
         _log.error("run ended", run=info.run, state=info.state, reason=info.reason)
         await save_info(self._bus, self._subjects, info)
         await self._tell_end(info)
@@ -426,6 +450,8 @@ class Director:
             await asyncio.sleep(max(_LOOK_EVERY, _LOOK_SHARE * (time.monotonic() - began)))
 
     async def _adopt(self, info: RunInfo) -> None:
+        if info.state == "accepted" and time.time() - info.updated < _ACCEPTED_WITHIN:
+            return  # nothing has begun: its event is not acknowledged, and comes again
         spec = await read_spec(self._bus, self._subjects, info.run)
         if spec is not None and spec.durability != "none" and not info.not_durable:
             await self._take_up(spec, info)

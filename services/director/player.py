@@ -445,7 +445,7 @@ class Run:
         for name, spec in self._spec.models.items():
             if spec.backend == "scripted" or spec.mixture is not None:
                 continue
-            if self._spec.replay is not None:
+            if self._spec.replay is not None or self._spec.cache == "replay":
                 continue  # nothing will be asked
             try:
                 checked = await ask(

@@ -135,6 +135,9 @@ class ModelServer:
 
     def _status(self, message: Message) -> None:
         status = Status.model_validate_json(message.data)
+        if status.kind == "accepted":  # it may have the name of one that was deleted
+            self.over.pop(status.run, None)
+            self.lives.pop(status.run, None)
         if status.kind == "restored":
             self.lives[status.run] = max(status.life or 1, self.lives.get(status.run, 1))
             self.over.pop(status.run, None)

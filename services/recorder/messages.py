@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,7 @@ class MessageTable:
                     table = pq.read_table(file, schema=SCHEMA)
                     count += table.num_rows
                     writer.write_table(table)
-            draft.rename(self._path / "messages.parquet")
+            put_in_place(draft, self._path / "messages.parquet")
             shutil.rmtree(self._parts)
         return count
 
@@ -157,4 +158,16 @@ def write_table(table: pa.Table, path: Path) -> None:
     """Write a file whole, or not at all."""
     draft = path.with_suffix(".tmp")
     pq.write_table(table, draft, compression="zstd")
+    put_in_place(draft, path)
+
+
+def put_in_place(draft: Path, path: Path) -> None:
+    """Give a file its name once it is on the disk, so that no power cut leaves half of one."""
+    with draft.open("rb") as file:
+        os.fsync(file.fileno())
     draft.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ class RunRecorder:
         self._folders: dict[str, RunFolder] = {}
         self._trying = ""
         """The run whose folder is being opened."""
-        self._unacknowledged: list[Delivery] = []
+        self._unacknowledged: list[tuple[str, Delivery]] = []
+        """With the run of each; acknowledged once they are on disk."""
         self._flushed = time.monotonic()
         self.rows = 0
 
@@ -62,13 +64,15 @@ class RunRecorder:
         if not is_token(run):
             await delivery.term()
             return
-        if run not in self._folders and (self._base / run / "manifest.json").exists():
-            await self._take_late(run, delivery)
-            return
         try:
+            if run not in self._folders and (self._base / run / "manifest.json").exists():
+                await self._take_late(run, delivery)
+                return
             content = from_public(delivery.data, kind)
             if delivery.subject == self._subjects.run_status(run):
-                await self._take_status(Status.model_validate(content))
+                if not await self._take_status(Status.model_validate(content)):
+                    await delivery.nak(_ACK_WAIT)
+                    return
             elif delivery.subject.startswith(self._subjects.run_messages(run, "")):
                 self._folder(run).add_messages(content)
             else:
@@ -81,10 +85,17 @@ class RunRecorder:
             )
             await delivery.term()
             return
-        self._unacknowledged.append(delivery)
+        self._unacknowledged.append((run, delivery))
 
     async def _take_late(self, run: str, delivery: Delivery) -> None:
-        """A message of a run that is recorded: its acknowledgement was lost."""
+        """A message of a run that is recorded: its acknowledgement was lost.
+
+        Raises:
+            ValueError: it is no status, or the run's manifest can't be read.
+        """
+        leftover = self._base / run / "answers.parts"
+        if leftover.exists():  # the recorder was killed before it could clear them away
+            await asyncio.to_thread(shutil.rmtree, leftover)
         if delivery.subject == self._subjects.run_status(run):
             status = Status.model_validate_json(delivery.data)
             manifest = json.loads((self._base / run / "manifest.json").read_text())
@@ -94,20 +105,21 @@ class RunRecorder:
                 await self._take(delivery)
                 return
             if status.kind == "ended":  # and perhaps "recorded" was never told
-                await self._tell(run, self._base / run, status.records, life=status.life)
+                path = self._base / run
+                await self._tell(run, path, status.records, ended=status, manifest=manifest)
         await delivery.ack()
 
-    async def _take_status(self, status: Status) -> None:
+    async def _take_status(self, status: Status) -> bool:
+        """Take a status; False: what it asks for could not be done, and is tried again later."""
         if status.kind == "recorded":
-            return
+            return True
         folder = self._folder(status.run)
         if status.kind == "ended" and (status.life or 1) < folder.life:
-            return  # of a life that another has followed
+            return True  # of a life that another has followed
         folder.add_status(status)
-        if status.kind == "ended":
-            await self._finish(status.run, folder, status.life)
+        return status.kind != "ended" or await self._finish(status.run, folder, status)
 
-    async def _finish(self, run: str, folder: RunFolder, life: int | None) -> None:
+    async def _finish(self, run: str, folder: RunFolder, ended: Status) -> bool:
         del self._folders[run]
         try:
             await self._fill(run, folder)
@@ -116,18 +128,29 @@ class RunRecorder:
         except OSError as error:
             # It is tried again until there is room; who waits for the run need not wait as long.
             reason = f"{error}; it is tried again until that is mended"
-            await self._tell(run, folder.path, folder.rows_written, reason, life=life)
+            await self._tell(run, folder.path, folder.rows_written, reason, ended=ended)
             raise
         except Exception as error:
             # One run's trouble must not stop the recording of others; its parts stay on disk.
             _log.exception("a run's files could not be written", run=run)
             reason = f"{type(error).__name__}: {error}"
-            await self._tell(run, folder.path, folder.rows_written, reason, life=life)
-            return
+            await self._tell(run, folder.path, folder.rows_written, reason, ended=ended)
+            await self._give_back(run)
+            return False
         if manifest["missing"]:
             _log.error("records are missing", run=run, count=manifest["missing"])
         _log.info("run recorded", run=run, rows=folder.rows_written, folder=str(folder.path))
-        await self._tell(run, folder.path, folder.rows_written, life=life)
+        rows = folder.rows_written
+        await self._tell(run, folder.path, rows, ended=ended, manifest=manifest)
+        return True
+
+    async def _give_back(self, run: str) -> None:
+        """What was not written of a run is not acknowledged: it comes again after a while."""
+        self._folders.pop(run, None)
+        back = [delivery for name, delivery in self._unacknowledged if name == run]
+        self._unacknowledged = [pair for pair in self._unacknowledged if pair[0] != run]
+        for delivery in back:
+            await delivery.nak(_ACK_WAIT)
 
     async def _fill(self, run: str, folder: RunFolder) -> None:
         """Take what was on its way when a node of a cluster died.
@@ -187,7 +210,8 @@ class RunRecorder:
         records: int | None,
         reason: str | None = None,
         *,
-        life: int | None,
+        ended: Status | None,
+        manifest: dict[str, Any] | None = None,
     ) -> None:
         told = Status(
             kind="recorded",
@@ -195,22 +219,34 @@ class RunRecorder:
             records=records,
             folder=str(folder),
             reason=reason,
+            missing=(manifest or {}).get("missing") or None,
+            events_missing=(manifest or {}).get("events_missing") or None,
         )
+        # By what ended it: a run may have the name of one that was deleted a moment ago.
+        which = f"{ended.life or 1}/{ended.time}" if ended is not None else "0"
         await append_patiently(
             self._bus,
             self._subjects.run_status(run),
             told.model_dump_json(exclude_none=True).encode(),
             headers={CONTENT_TYPE: JSON_TYPE},
-            message_id=f"{run}/recorded/{life or 1}/{'' if reason is None else 'not yet'}",
+            message_id=f"{run}/recorded/{which}/{'' if reason is None else 'not yet'}",
         )
 
     async def _flush(self) -> None:
         """Put everything on disk, then acknowledge it."""
-        for folder in self._folders.values():
-            self.rows += folder.waiting
-            await asyncio.to_thread(folder.flush)
+        for run, folder in list(self._folders.items()):
+            waiting = folder.waiting
+            try:
+                await asyncio.to_thread(folder.flush)
+            except OSError:
+                raise
+            except Exception:  # one run's trouble must not stop the recording of others
+                _log.exception("a run's records can't be written", run=run)
+                await self._give_back(run)
+            else:
+                self.rows += waiting
         deliveries, self._unacknowledged = self._unacknowledged, []
-        for delivery in deliveries:
+        for _, delivery in deliveries:
             await delivery.ack()
         self._flushed = time.monotonic()
 
@@ -262,7 +298,7 @@ class RunRecorder:
                 )
             except (BusError, RemoteError):
                 told = f"{reason}; it is tried again until that is mended"
-                await self._tell(run, self._base / run, None, told, life=None)
+                await self._tell(run, self._base / run, None, told, ended=None)
 
         await asyncio.gather(*(pause(run) for run in runs))
 

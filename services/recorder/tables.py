@@ -19,9 +19,12 @@ import pyarrow.parquet as pq
 
 from populace.recorded import answers_schema, concat_answers, fit_answers
 from services.recorder.events import EventTable
-from services.recorder.messages import MessageTable, write_table
+from services.recorder.messages import MessageTable, put_in_place, write_table
 from shared.errors import CodecError
+from shared.logs import get_logger
 from shared.messages.scenario import RoundRow, Status
+
+_log = get_logger(__name__)
 
 _TEXT = pa.string()
 SCHEMA = pa.schema(
@@ -105,7 +108,13 @@ class RunFolder:
         self._seen.clear()
         for file in sorted(self._parts.glob("*.parquet")):
             wanted = ["round", "population", "method", "call", "agent", "error", "backend"]
-            table = pq.read_table(file, columns=wanted)
+            try:
+                table = pq.read_table(file, columns=wanted)
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as why:
+                # What it held is read from the stream again when the run is over.
+                _log.error("a part of a run's results is damaged", file=str(file), error=str(why))
+                file.rename(file.with_suffix(".damaged"))
+                continue
             columns = (table.column(name).to_pylist() for name in wanted)
             for round_number, population, method, call, agent, error, backend in zip(
                 *columns, strict=True
@@ -301,7 +310,7 @@ class RunFolder:
             schema=SCHEMA,
         )
         for name, cells in self._personas.items():
-            table = table.append_column(_persona_field(name, table), pa.array(cells))
+            table = table.append_column(_persona_field(name, table), _column(cells))
         self._personas = {}
         self._part += 1
         write_table(table, self._parts / f"{self._part:06d}.parquet")
@@ -352,7 +361,7 @@ class RunFolder:
             with pq.ParquetWriter(draft, schema, compression="zstd") as writer:
                 for file in files:
                     writer.write_table(fit_answers(pq.read_table(file), schema))
-        draft.rename(target)
+        put_in_place(draft, target)
 
     def _manifest(self, rounds: int) -> dict[str, Any]:
         accepted, ended = self._statuses.get("accepted"), self._statuses.get("ended")
@@ -379,7 +388,7 @@ class RunFolder:
     def _write_json(self, name: str, value: Any) -> None:
         draft = self.path / f"{name}.tmp"
         draft.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-        draft.rename(self.path / name)
+        put_in_place(draft, self.path / name)
 
 
 def reopen(path: Path, run: str) -> None:
@@ -392,6 +401,8 @@ def reopen(path: Path, run: str) -> None:
     parts = path / "answers.parts"
     parts.mkdir(exist_ok=True)
     if (path / "answers.parquet").exists():
+        for left in parts.glob("*.parquet"):  # of a recorder that was killed at the run's end
+            left.unlink()
         (path / "answers.parquet").rename(parts / "000000.parquet")
     told = [
         Status(
@@ -407,6 +418,18 @@ def reopen(path: Path, run: str) -> None:
     lines = [status.model_dump_json(exclude_none=True) + "\n" for status in told]
     (parts / "statuses.jsonl").write_text("".join(lines))
     (path / "manifest.json").unlink()
+
+
+def _column(cells: list[Any]) -> pa.Array:
+    """Values as a column; as texts, where an attribute's values are of several types."""
+    try:
+        return pa.array(cells)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        texts = [
+            c if c is None or isinstance(c, str) else json.dumps(c, ensure_ascii=False)
+            for c in cells
+        ]
+        return pa.array(texts, pa.string())
 
 
 def _persona_field(name: str, table: pa.Table) -> str:

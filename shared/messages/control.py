@@ -210,6 +210,8 @@ class OpenShard(BaseModel):
     """For an environment: 1, and one more each time that it is taken over."""
     saved: SavedPart | None = None
     """Where its state lies, if it is opened as it was at the end of a round."""
+    owner: str = ""
+    """For an environment: the process that owns the run."""
 
 
 class ShardOpened(BaseModel):

@@ -456,6 +456,10 @@ class Status(BaseModel):
     """With "ended": records published. With "recorded": records written."""
     folder: str | None = None
     """With "recorded": where they lie."""
+    missing: int | None = None
+    """With "recorded": answers that were gone from the stream before they could be written."""
+    events_missing: int | None = None
+    """With "recorded": the same of environments' events, where they are recorded."""
 
 
 class Submitted(BaseModel):
