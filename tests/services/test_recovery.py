@@ -234,6 +234,46 @@ async def test_a_service_is_killed_and_started_again(
     await disturbed(bus, installation, endpoint, a_service(victim))
 
 
+@pytest.mark.parametrize("durability", ["round", pytest.param("none", marks=pytest.mark.slow)])
+async def test_a_director_stumbles_between_record_and_start(
+    installation: Installation, bus: NatsBus, tmp_path: Path, durability: str
+) -> None:
+    """It can't keep a scenario for a moment, or dies: nothing has begun, so all begins anew."""
+    made = installation
+    made.kill("director")
+    made.modules["director"] = "tests.services.stumbling_director"
+    try:
+        made.start("director")
+        await made.ready(bus)
+        killed = str(tmp_path / "killed")
+        for name in ("stumbles", killed):
+            fields = {
+                "name": name,
+                "scenario": "games:Bell",
+                "folder": GAMES,
+                "rounds": 2,
+                "agents": {"count": 5},
+                "models": {"default": {"backend": "scripted"}},
+                "durability": durability,
+                "record_events": True,
+                "run": unique("r"),
+            }
+            run = await start(bus, installation, fields)
+            if name == killed:
+                made.services.pop("director").wait(30)
+                made.start("director")
+            outcome = await watch(bus, installation, run)
+            assert (outcome.state, outcome.reason) == ("finished", "")
+            manifest = json.loads((installation.runs / run / "manifest.json").read_text())
+            assert (manifest["events"], manifest["life"]) == (10, 1)
+            assert manifest["accepted"]
+    finally:
+        made.kill("director")
+        made.modules["director"] = "services.director"
+        made.start("director")
+        await made.ready(bus)
+
+
 @pytest.mark.slow
 async def test_the_process_that_plays_the_run_is_killed(
     installation: Installation, bus: NatsBus, endpoint: Endpoint

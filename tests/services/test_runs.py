@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import os
+import shutil
 import sys
 import time
 from collections import Counter
@@ -19,13 +21,14 @@ import pytest
 from rich.console import Console
 
 from populace.cli import show
-from populace.runs import Outcome, control, follow, submit
+from populace.runs import Outcome, control, find_run, follow, forget_run, manage, submit
 from populace.scenario_file import read_scenario
 from shared.bus import NatsBus
 from shared.codec import from_public
-from shared.errors import PopulaceError
-from shared.messages.scenario import ScenarioSpec
+from shared.errors import BusError, PopulaceError, RemoteError
+from shared.messages.scenario import ManageRequest, ScenarioSpec
 from tests.conftest import ROOT, Services, unique, wait_until
+from tests.endpoint import Endpoint
 
 GAMES = str(ROOT / "tests" / "services")
 
@@ -395,3 +398,65 @@ async def test_the_bare_client(services: Services) -> None:
     assert sorted((x["round"], x["agent"]) for x in lines) == [
         (n, i) for n in (1, 2) for i in range(300)
     ]
+
+
+async def test_the_name_of_a_deleted_run_can_be_used_again(
+    services: Services, endpoint: Endpoint
+) -> None:
+    """At once: nothing of the first is taken for a part of the second."""
+    settings = services.settings()
+    bus = await NatsBus.connect(settings, services.broker.url)
+    bell = game(run=unique("r"), scenario="games:Bell", agents={"count": 4}, record_events=True)
+    model = {"backend": "openai", "base_url": endpoint.url, "model": unique("m")}
+    asking = game(run=unique("r"), params={"ask": True}, models={"default": model})
+    for fields in (bell, asking):
+        asked = []
+        for _ in range(2):
+            outcome = await play(services, fields)
+            assert outcome.state == "finished", outcome.reason
+            assert not outcome.missing
+            folder = services.runs / outcome.run
+            told = json.loads((folder / "manifest.json").read_text())
+            asked.append((told["answers"], told.get("events"), told["usage"]["total"]))
+            await forget_run(bus, settings, outcome.run)
+            shutil.rmtree(folder)
+        assert asked[0] == asked[1]
+    await bus.drain()
+
+
+async def test_a_run_whose_statuses_are_gone_is_known_by_its_files(services: Services) -> None:
+    settings = services.settings()
+    bus = await NatsBus.connect(settings, services.broker.url)
+    outcome = await play(services, game())
+    await bus.purge(settings.subjects.stream_runs, settings.subjects.run_status(outcome.run))
+    again = Outcome(outcome.run)
+    async with asyncio.timeout(20):
+        async for status in follow(bus, settings, outcome.run):
+            if status is not None:
+                again.take(status)
+    assert (again.state, again.rows, again.records) == ("finished", outcome.rows, outcome.records)
+    assert again.folder == outcome.folder
+    await bus.drain()
+
+
+async def test_a_cancel_after_a_pause_counts(services: Services) -> None:
+    settings = services.settings()
+    bus = await NatsBus.connect(settings, services.broker.url)
+    run = await submit(
+        bus, settings, ScenarioSpec.model_validate(game(params={"pause": 0.2}, rounds=50))
+    )
+    following = asyncio.ensure_future(watch(bus, services, run))
+    async with asyncio.timeout(20):
+        while (info := await find_run(bus, settings, run)) is None or info.state != "running":
+            await asyncio.sleep(0.02)
+    await control(bus, settings, run, "pause")
+    with contextlib.suppress(RemoteError, BusError):  # it may be paused by now
+        await control(bus, settings, run, "cancel")
+    info = await find_run(bus, settings, run)
+    if info is not None and info.state == "paused":
+        await manage(bus, settings, ManageRequest(run=run, action="cancel"))
+    await following
+    async with asyncio.timeout(20):
+        while (info := await find_run(bus, settings, run)) is None or info.state != "cancelled":
+            await asyncio.sleep(0.02)
+    await bus.drain()

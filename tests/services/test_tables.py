@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from populace._runtime.records import batch_of
-from services.recorder.tables import SCHEMA, RunFolder
+from services.recorder.tables import SCHEMA, RunFolder, reopen
 from shared.errors import CodecError
 from shared.messages.scenario import RoundRow, Status
 
@@ -178,3 +179,46 @@ def test_what_was_on_its_way_is_filled_in(tmp_path: Path) -> None:
         (2, 1, 3.0),
     ]
     assert json.loads((tmp_path / "r" / "rounds.json").read_text())[0]["answers"] == 3
+
+
+def test_parts_that_a_killed_recorder_left_are_not_counted_twice(tmp_path: Path) -> None:
+    """Killed between the manifest and the end of the parts; then the run is given more rounds."""
+    folder = RunFolder(tmp_path / "r", "r")
+    for status in statuses(2):
+        folder.add_status(status)
+    folder.add(record([0, 1], [1, 2]))
+    folder.flush()
+    left = tmp_path / "left"
+    shutil.copytree(tmp_path / "r" / "answers.parts", left)
+    folder.finish()
+    left.rename(tmp_path / "r" / "answers.parts")
+    reopen(tmp_path / "r", "r")
+    again = RunFolder(tmp_path / "r", "r")
+    again.add(record([0, 1], [3, 4], round_number=2, call=2))
+    again.finish()
+    assert [r["value"] for r in rows(tmp_path / "r")] == [1, 2, 3, 4]
+
+
+def test_attributes_of_two_types(tmp_path: Path) -> None:
+    """Two populations, whose personas have a column of one name."""
+    folder = RunFolder(tmp_path / "r", "r")
+    folder.add(record([0], [1], personas={"code": [7]}))
+    folder.add(record([0], [2], population="q", personas={"code": ["a"]}))
+    folder.finish()
+    assert [(r["value"], r["code"]) for r in rows(tmp_path / "r")] == [(1, "7"), (2, "a")]
+
+
+def test_a_damaged_part_is_read_from_the_stream_again(tmp_path: Path) -> None:
+    first = RunFolder(tmp_path / "r", "r")
+    first.add(record([0], [1.0]))
+    first.flush()
+    (part,) = (tmp_path / "r" / "answers.parts").glob("*.parquet")
+    part.write_bytes(b"")
+    second = RunFolder(tmp_path / "r", "r")
+    second.add(record([1], [2.0]))
+    for status in statuses(2):
+        second.add_status(status)
+    assert second.missing == 1
+    second.add(record([0], [1.0], fill=True))
+    assert second.finish()["missing"] == 0
+    assert [r["value"] for r in rows(tmp_path / "r")] == [1.0, 2.0]
