@@ -30,6 +30,7 @@ from populace.cli.session import (
     with_bus,
 )
 from populace.errors import ScenarioError
+from populace.models.accounts import PriceTable
 from populace.personas.people import find_people
 from populace.retention import retention_notes
 from populace.runs import (
@@ -169,6 +170,7 @@ def _check(settings: Settings, file: ScenarioFile) -> None:
         except InvalidInputError as error:
             place = file.where(("agents", "personas"))
             raise ScenarioError(f"{place}: agents.personas: {error}") from None
+    PriceTable(settings.prices).check_budget(file.spec)
     for note in retention_notes(file.spec, settings):
         show.complain(f"note: {note}")
 

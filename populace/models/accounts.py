@@ -13,17 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from shared.bus import KeyValue
 from shared.errors import BusError, InvalidInputError, RevisionConflictError
 from shared.ids import new_id
 from shared.logs import get_logger
 from shared.messages.model import ModelResponse
-from shared.messages.scenario import ModelSpec, Price
+from shared.messages.scenario import ModelSpec, Price, ScenarioSpec
+from shared.problems import first_problem
 
 _log = get_logger(__name__)
 
 _MILLION = 1e6
+_CHARGED = ("openai", "vllm")
+"""Back ends that may cost money; the others cost none."""
 _ROUNDS_TOGETHER = 32
 KEPT_FOR = 7 * 86400.0
 """Seconds for which the broker keeps what runs have used and spent; manifests keep it for good."""
@@ -64,8 +68,12 @@ class Usage:
         if details.get("kept"):
             self.kept += 1
             return
-        if response.error_kind == "budget":
+        if response.error_kind == "budget":  # at once, or when it was to be tried again
             self.refused += 1
+            self.attempts += int(details.get("attempts", 0))
+            return
+        if response.error_kind == "not_kept":
+            self.failed += 1  # nothing was asked
             return
         self.requests += 1
         self.attempts += int(details.get("attempts", 1))
@@ -176,10 +184,17 @@ class PriceTable:
             return
         try:
             raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-            self._prices = {str(k): Price.model_validate(v) for k, v in raw.items()}
-        except (OSError, yaml.YAMLError, ValueError, AttributeError) as error:
+        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
             said = " ".join(str(error).split())[:200]
             raise InvalidInputError(f"the price table {path} can't be used: {said}") from None
+        if not isinstance(raw, dict):
+            raise InvalidInputError(f"the price table {path} must map models to input and output")
+        for model, price in raw.items():
+            try:
+                self._prices[str(model)] = Price.model_validate(price)
+            except ValidationError as error:
+                said = first_problem(error, Price)
+                raise InvalidInputError(f"the price table {path}: {model}: {said}") from None
 
     def of(self, spec: ModelSpec) -> tuple[float, float] | None:
         """A model's price for tokens in and out; None if nobody knows it."""
@@ -190,6 +205,26 @@ class PriceTable:
         """The prices of those whose price is known."""
         found = {name: self.of(spec) for name, spec in models.items()}
         return {name: price for name, price in found.items() if price is not None}
+
+    def check_budget(self, spec: ScenarioSpec) -> None:
+        """Make sure that a budget of money can be kept.
+
+        Raises:
+            InvalidInputError: nobody knows what one of the models costs.
+        """
+        if spec.budget is None or spec.budget.money is None or spec.replay is not None:
+            return
+        priced = self.of_all(spec.models)
+        unknown = [
+            name
+            for name, model in spec.models.items()
+            if name not in priced and model.mixture is None and model.backend in _CHARGED
+        ]
+        if unknown:
+            raise InvalidInputError(
+                f"budget: money can't be counted, as no price of {', '.join(unknown)} is known; "
+                f"give models.{unknown[0]}.price, or a table (POPULACE_PRICES)"
+            )
 
 
 # Budgets

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
-from populace.models.backends.base import Admit, Backend, let_in
+from populace.models.backends.base import Admit, Backend, SpentError, let_in
 from populace.models.context import estimate_messages, fit_prompt
 from populace.models.structured import fit
 from shared.messages.model import Handling, ModelRequest, ModelResponse
 
-_THOUGHT = re.compile(r"^\s*<think(?:ing)?>(.*?)</think(?:ing)?>\s*", re.DOTALL | re.IGNORECASE)
+_THOUGHT = re.compile(r"<think(?:ing)?>(.*?)</think(?:ing)?>\s*", re.DOTALL | re.IGNORECASE)
+_THINKING = re.compile(r"^\s*<think(?:ing)?>(.*)$", re.DOTALL | re.IGNORECASE)
+"""Begun, and cut by the token limit."""
+_THOUGHT_UP_TO = re.compile(r"^(.*?)</think(?:ing)?>\s*", re.DOTALL | re.IGNORECASE)
+"""Of templates in which the prompt begins the thought."""
 _USUAL = Handling()
-_REFITS = 3
-_SMALLER = 0.8
+_REFITS = 8
+_SMALLER = 0.5
+_SURE_FROM = 100
+"""Tokens of a prompt from which it tells how a model counts; in shorter ones templates do."""
+_SLOWLY = 0.05
+_BELOW = 0.9
+_MOST_TIMES = 16.0
 
 
 class Answerer:
@@ -26,6 +34,10 @@ class Answerer:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self._times = 1.0
+        """How many times as many tokens as estimated the model has counted of late, at most."""
+        self._refused_from: int | None = None
+        """Tokens, as estimated, from which it has refused prompts without telling its limit."""
 
     async def answer(
         self, request: ModelRequest, handling: Handling = _USUAL, admit: Admit = let_in
@@ -41,20 +53,27 @@ class Answerer:
         response = fit(_apart(response), request.schema)
         if response.error_kind != "schema" or not handling.repair:
             return response
-        return await self._repaired(request, response, handling, admit)
+        try:
+            return await self._repaired(request, response, handling, admit)
+        except SpentError:
+            return response  # there is nothing left to repair it with
 
     async def _fitting(
         self, request: ModelRequest, handling: Handling, admit: Admit
     ) -> ModelResponse:
         """Ask with a prompt that the model can take; smaller ones if it says that it can't."""
         limit = handling.context or self.backend.context
+        if limit is None and self._refused_from is not None:
+            limit = int(_BELOW * self._refused_from)
         before = 0
         if limit is None:
             response = await self.backend.timed_answer(request, admit)
+            self._learn(request, response)
             if response.error_kind != "context":
                 return response
             before = attempts_of(response)
-            limit = int(_SMALLER * (response.details.get("limit") or _guess(request)))
+            # If it doesn't tell its limit: it is less than this.
+            limit = response.details.get("limit") or int(_SMALLER * self._guess(request))
         policy = handling.policy
         for _ in range(_REFITS):
             fitted = await fit_prompt(
@@ -64,6 +83,7 @@ class Answerer:
                 spare=request.spare,
                 policy=policy,
                 count=self.backend.count,
+                times=self._times,
             )
             if not fitted.fits:
                 return ModelResponse(
@@ -78,6 +98,7 @@ class Answerer:
             if fitted.messages is not request.messages or fitted.max_tokens != request.max_tokens:
                 asked = replace(request, messages=fitted.messages, max_tokens=fitted.max_tokens)
             response = await self.backend.timed_answer(asked, admit)
+            self._learn(asked, response)
             before += attempts_of(response)
             if before > 1:
                 response.details["attempts"] = before
@@ -87,8 +108,34 @@ class Answerer:
                 response.details["cut"] = fitted.cut
             if response.error_kind != "context" or policy == "none":
                 return response
-            limit = int(_SMALLER * min(response.details.get("limit") or limit, limit))
+            told = response.details.get("limit")
+            # The limit that it tells may be the one that was kept: then the count was wrong.
+            limit = told if told is not None and told < limit else int(_SMALLER * limit)
         return response
+
+    def _learn(self, asked: ModelRequest, response: ModelResponse) -> None:
+        """How the model counts, where the endpoint tells: scripts and tokenizers differ."""
+        estimate = estimate_messages(asked.messages)
+        if response.error_kind == "context":
+            limit = response.details.get("limit") or self.backend.context
+            if limit is None:
+                guessed = self._guess(asked)
+                self._refused_from = min(guessed, self._refused_from or guessed)
+            elif estimate >= _SURE_FROM:  # then it counts more than fits
+                least = (limit - asked.max_tokens) / estimate
+                self._times = min(_MOST_TIMES, max(self._times, least / _BELOW))
+            return
+        if self._refused_from is not None and self._guess(asked) > self._refused_from:
+            self._refused_from = None  # it takes more than was thought
+        if response.error_kind or "usage" in response.details or estimate < _SURE_FROM:
+            return
+        seen = response.tokens_in / estimate
+        # At once upwards, so that the next prompt fits; slowly back.
+        slowly = self._times + _SLOWLY * (seen - self._times)
+        self._times = min(_MOST_TIMES, max(1.0, seen, slowly))
+
+    def _guess(self, request: ModelRequest) -> int:
+        return int(self._times * estimate_messages(request.messages)) + request.max_tokens
 
     async def _repaired(
         self, request: ModelRequest, first: ModelResponse, handling: Handling, admit: Admit
@@ -128,15 +175,23 @@ def attempts_of(response: ModelResponse) -> int:
     return int(response.details.get("attempts", 1))
 
 
-def _guess(request: ModelRequest) -> int:
-    return estimate_messages(request.messages) + request.max_tokens
-
-
 def _apart(response: ModelResponse) -> ModelResponse:
     """What a reasoning model thought aloud, apart from what it answered."""
-    match = _THOUGHT.match(response.text)
-    if match is not None:
-        told: dict[str, Any] = {"reasoning": match.group(1).strip()}
-        response.details = {**response.details, **told}
-        response.text = response.text[match.end() :]
+    text, thoughts = response.text, []
+    if "think" not in text:
+        return response
+    first = _THOUGHT_UP_TO.match(text)
+    if first is not None and "<think" not in first.group(1).lower():
+        thoughts.append(first.group(1))
+        text = text[first.end() :]
+    thoughts += _THOUGHT.findall(text)
+    text = _THOUGHT.sub("", text)
+    unfinished = _THINKING.match(text)
+    if unfinished is not None:
+        thoughts.append(unfinished.group(1))
+        text = ""
+    if thoughts:
+        told = "\n".join(thought.strip() for thought in thoughts)
+        response.details = {**response.details, "reasoning": told}
+        response.text = text.lstrip()
     return response

@@ -375,6 +375,10 @@ class QueuedModels(ModelClient):
             await self._publish(pool, requests[:half])
             await self._publish(pool, requests[half:])
             return
+        if len(data) > self._bus.max_payload:
+            text = f"the prompt takes {len(data):,} bytes, more than a message may hold"
+            self._fail(requests[0].number, "context", text)
+            return
         subject = self._subjects.model_queue(pool, self._run)
         name = f"{self._inbox}/{requests[0].number}/{self._again}"
         async with self._publishing:
@@ -387,7 +391,7 @@ class QueuedModels(ModelClient):
                     # A full queue is back-pressure; a broker that is away comes back.
                     _log.warning("prompts wait to be queued", pool=pool, error=str(error))
                     last = str(error)
-                if time.time() > deadline or len(data) > self._bus.max_payload:
+                if time.time() > deadline:
                     break
                 await asyncio.sleep(_FULL_PAUSE)
         for request in requests:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,14 @@ def estimate_tokens(text: str) -> int:
 
 def estimate_messages(messages: Sequence[Mapping[str, Any]]) -> int:
     """Tokens of a conversation, rather too many than too few."""
-    return sum(_PER_MESSAGE + estimate_tokens(str(m.get("content") or "")) for m in messages)
+    return sum(_PER_MESSAGE + estimate_tokens(_said(m)) for m in messages)
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    """All text of a message, that of its tool calls included."""
+    content, calls = message.get("content") or "", message.get("tool_calls")
+    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    return f"{text}{json.dumps(calls, ensure_ascii=False)}" if calls else text
 
 
 def latest(messages: list[M], tokens: int) -> list[M]:
@@ -67,6 +75,7 @@ async def fit_prompt(
     spare: tuple[int, int],
     policy: str,
     count: Count,
+    times: float = 1.0,
 ) -> Fitted:
     """A prompt that leaves room for an answer within a model's limit.
 
@@ -77,11 +86,12 @@ async def fit_prompt(
         spare: which messages may be left out, oldest first.
         policy: see ``MemorySpec``.
         count: the endpoint's own count of a conversation's tokens, or None.
+        times: how many times as many tokens as estimated the model has counted before.
     """
     fitted = Fitted(messages, max_tokens)
     if limit is None:
         return fitted
-    known = await _tokens(messages, max_tokens, limit, count)
+    known = await _tokens(messages, max_tokens, limit, count, times)
     if known + max_tokens <= limit:
         return fitted
     if policy == "none":
@@ -100,25 +110,27 @@ async def fit_prompt(
 
     while none < all_:
         middle = (none + all_) // 2
-        if await _tokens(without(middle), max_tokens, limit, count) + max_tokens <= limit:
+        if await _tokens(without(middle), max_tokens, limit, count, times) + max_tokens <= limit:
             all_ = middle
         else:
             none = middle + 1
     left = without(all_)
     fitted.shortened = len(messages) - len(left)
     if fitted.shortened:
-        known = await _tokens(left, max_tokens, limit, count)
+        known = await _tokens(left, max_tokens, limit, count, times)
     if known + max_tokens > limit:
         fitted.max_tokens = max(min(_LEAST_ANSWER, max_tokens), limit - known)
     while known + fitted.max_tokens > limit and _cut_longest(left):
         fitted.cut += 1
-        known = await _tokens(left, fitted.max_tokens, limit, count)
+        known = await _tokens(left, fitted.max_tokens, limit, count, times)
     fitted.messages = left
     return fitted
 
 
-async def _tokens(messages: list[dict[str, Any]], max_tokens: int, limit: int, count: Count) -> int:
-    estimate = estimate_messages(messages)
+async def _tokens(
+    messages: list[dict[str, Any]], max_tokens: int, limit: int, count: Count, times: float
+) -> int:
+    estimate = int(times * estimate_messages(messages))
     if estimate + max_tokens <= limit / _UNSURE:
         return estimate
     counted = await count(messages)
@@ -129,8 +141,13 @@ def _cut_longest(messages: list[dict[str, Any]]) -> bool:
     """Take a third out of the middle of the longest message; False if none is worth it."""
     if not messages:
         return False
-    place = max(range(len(messages)), key=lambda i: len(str(messages[i].get("content") or "")))
-    text = str(messages[place].get("content") or "")
+
+    def text_of(message: dict[str, Any]) -> str:
+        content = message.get("content")
+        return content if isinstance(content, str) else ""  # parts, such as images, stay whole
+
+    place = max(range(len(messages)), key=lambda i: len(text_of(messages[i])))
+    text = text_of(messages[place])
     if len(text) < 8 * len(_CUT):
         return False
     keep = len(text) // 3

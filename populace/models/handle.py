@@ -18,6 +18,7 @@ from shared.errors import InvalidInputError
 from shared.logs import get_logger
 from shared.messages.model import ModelRequest, ModelResponse
 from shared.messages.scenario import ModelSpec
+from shared.problems import first_problem
 
 if TYPE_CHECKING:
     from populace.agent import Agent
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 _log = get_logger(__name__)
 
 _USUAL_CONTEXT = 4096
+_SHOWN = 1500
+"""Characters of an answer that doesn't fit, in the message of its failure."""
+_TIMES = 12
+"""Bytes for each token that a model can take: no tokenizer has longer ones, on average."""
+_MUCH = 400_000
+"""Bytes of a memory that are sent at most: a message to the model services holds 1 MB."""
 _SUM_UP = (
     "Sum up what was said between the lines, for the one who was told it, in a few sentences. Keep "
     "all numbers and names that may matter later."
@@ -129,6 +136,8 @@ class ModelHandle:
             kept = memory_.messages
             if spec.memory.policy == "window" and spec.memory.tokens is not None:
                 kept = latest(kept, spec.memory.tokens)
+            if spec.memory.policy != "none":
+                kept = _within_reach(kept, self._client.context(self._choose(model)))
             messages.extend(dict(m) for m in kept)
         spare = (first, len(messages))
         messages.append({"role": "user", "content": prompt})
@@ -141,19 +150,30 @@ class ModelHandle:
             max_tokens=max_tokens,
             spare=spare,
         )
+        found, problem = _as_asked(response, returns)
+        if problem and spec.repair:
+            # What the class alone knows (its validators) no service can have looked at.
+            told = f"That can't be used: {problem}. Answer again, with JSON that fits."
+            messages = [
+                *messages,
+                {"role": "assistant", "content": response.text},
+                {"role": "user", "content": told},
+            ]
+            response = await self.generate(
+                messages,
+                schema=_schema(returns),
+                model=model,
+                temperature=temperature,
+                max_tokens=max_tokens,
+                spare=spare,
+            )
+            found, problem = _as_asked(response, returns)
         if remember:
             self._agent.memory.add_user(prompt)
             self._agent.memory.add_assistant(response.text)
-        if returns is None:
-            return response.text
-        if isinstance(returns, dict):
-            return response.data
-        try:
-            return returns.model_validate(response.data)
-        except ValidationError as error:
-            raise ModelFailure(
-                "model_schema", f"the answer does not fit: {error}", text=response.text
-            ) from None
+        if problem:
+            raise _failure("schema", f"the answer does not fit: {problem}", response.text)
+        return found
 
     def name(self, model: str = "default") -> str:
         """Which of the run's models this agent asks: one of a mixture, where that is one.
@@ -262,8 +282,41 @@ class ModelHandle:
                 call.cost = Cost()
             call.cost.add(model, response)
         if response.error_kind:
-            raise ModelFailure(f"model_{response.error_kind}", response.error, text=response.text)
+            raise _failure(response.error_kind, response.error, response.text)
         return response
+
+
+def _failure(kind: str, error: str, text: str) -> ModelFailure:
+    """A failure whose message holds what the model said, for whoever reads the results."""
+    said = f"{error}; the answer was: {text[:_SHOWN]}" if text.strip() else error
+    return ModelFailure(f"model_{kind}", said, text=text)
+
+
+def _as_asked(response: ModelResponse, returns: Any) -> tuple[Any, str]:
+    """The answer as it was asked for, or what is wrong with it."""
+    if returns is None:
+        return response.text, ""
+    if isinstance(returns, dict):
+        return response.data, ""
+    try:
+        return returns.model_validate(response.data), ""
+    except ValidationError as error:
+        return None, first_problem(error)
+
+
+def _within_reach(messages: list[ChatMessage], context: int | None) -> list[ChatMessage]:
+    """The latest of a memory that can matter: no more travels than a model could ever take.
+
+    What of it does not fit is left out, and counted, where that is known exactly.
+    """
+    room = min(_MUCH, _TIMES * (context or _MUCH))
+    size, start = 0, len(messages)
+    while start > 0:
+        size += len(str(messages[start - 1]["content"]).encode())
+        if size > room and start < len(messages):
+            break
+        start -= 1
+    return messages[start:]
 
 
 def _joined(

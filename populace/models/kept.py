@@ -20,6 +20,10 @@ _log = get_logger(__name__)
 
 Key = tuple[int, str, int, int, int]
 
+FINAL = ("", "schema", "refused", "context")
+"""Kinds of responses that asking again would not change: answers, and failures of the prompt's own.
+Others (an endpoint that was away, a budget that was spent) may be answered at another time."""
+
 
 class KeptAnswers:
     """Answers in the order in which they came, with what was asked, by run and round.
@@ -70,31 +74,33 @@ class KeptAnswers:
         found: dict[Key, ModelResponse] = {}
         subjects = tuple({self._subjects.model_kept(run, key[3]) for key in wanted})
         async for key, _, response in self._rows(subjects):
-            if key in wanted:
+            if key in wanted and response.error_kind in FINAL:
                 found.setdefault(key, response)
                 if len(found) == len(wanted):
                     break
         return found
 
     async def of_round(self, run: str, round_number: int) -> dict[Key, ModelResponse]:
-        """All answers of a round that were kept; of two to one prompt, the first.
+        """All that was kept of a round and stays so; of two answers to one prompt, the first.
 
         Raises:
             BusError: the stream can't be read.
         """
         found: dict[Key, ModelResponse] = {}
         async for key, _, response in self._rows((self._subjects.model_kept(run, round_number),)):
-            found.setdefault(key, response)
+            if response.error_kind in FINAL:
+                found.setdefault(key, response)
         return found
 
     async def asked_in(
         self, run: str, round_number: int
     ) -> dict[Key, tuple[ModelRequest, ModelResponse]]:
-        """The same, with what was asked."""
+        """All that came of a round, passing failures too, with what was asked."""
         found: dict[Key, tuple[ModelRequest, ModelResponse]] = {}
         subjects = (self._subjects.model_kept(run, round_number),)
         async for key, request, response in self._rows(subjects):
-            found.setdefault(key, (ModelRequest.from_columns(request), response))
+            if key not in found or found[key][1].error_kind not in FINAL:
+                found[key] = ModelRequest.from_columns(request), response
         return found
 
     async def of_agent(
@@ -114,8 +120,9 @@ class KeptAnswers:
         whole = True
         subjects = (self._subjects.model_kept(run, round_number),)
         async for key, request, response in self._rows(subjects):
-            if key[1] == population and key[2] == agent:
-                found.setdefault(key, (ModelRequest.from_columns(request), response))
+            own = key[1] == population and key[2] == agent
+            if own and (key not in found or found[key][1].error_kind not in FINAL):
+                found[key] = ModelRequest.from_columns(request), response
             if time.monotonic() > until:
                 whole = False
                 break
@@ -157,13 +164,17 @@ class SharedCache(Cache):
 
     async def put(self, key: str, response: ModelResponse) -> None:
         """See ``Cache.put``."""
+        data = pack_plain(response.columns())
+        if len(data) > self._bus.max_payload - 1024:
+            _log.warning("an answer is too long to be kept for other runs", bytes=len(data))
+            return
         try:
             await append_patiently(
                 self._bus,
                 self._subjects.model_cache(key),
-                pack_plain(response.columns()),
+                data,
                 headers={},
-                message_id=key,
+                message_id=f"{key}/{response.error_kind}",
             )
         except BusError as error:
             _log.warning("an answer can't be kept for other runs", error=str(error))

@@ -6,22 +6,27 @@ The model service and local mode serve with the same code; they differ in where 
 from __future__ import annotations
 
 import abc
+import asyncio
+import contextlib
 import copy
 import hashlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 from populace.models.accounts import Accounts, BudgetKeeper, Spent, money_of
-from populace.models.answering import Answerer, attempts_of
-from populace.models.backends.base import Backend
+from populace.models.answering import Answerer
+from populace.models.backends.base import Admit, Backend, SpentError, let_in
 from populace.models.context import estimate_messages
 from populace.models.limits import RateLimiter
 from shared.messages.model import Handling, ModelRequest, ModelResponse, Terms
 from shared.messages.scenario import ModelSpec
 
 _SLOWLY = 0.1
+_KEPT = ("", "schema", "refused", "context")
+"""What is kept for other runs: answers, and failures that asking again would not change; these are
+given only to runs that may ask nothing."""
 
 
 class Cache(abc.ABC):
@@ -117,6 +122,8 @@ class Serving:
         self._cache = cache
         self._budget_of = budget_of
         self._usual_out = 0.0
+        self._flights: dict[str, tuple[asyncio.Lock, int]] = {}
+        """By what is asked, at temperature 0: one asks, others wait for it; and how many do."""
         self.accounts: dict[str, Accounts] = {}
         """By run."""
 
@@ -134,12 +141,25 @@ class Serving:
         Raises:
             NotWantedError: the answer isn't wanted any more, and none was had.
         """
-        response = await self._serve(request, run, terms, wanted)
+        try:
+            response = await self._serve(request, run, terms, wanted)
+        except NotWantedError:
+            raise
+        except Exception as error:  # what it may have cost is not known, but that it was
+            text = f"{type(error).__name__}: {error}"
+            failed = ModelResponse(request.number, error_kind="internal", error=text)
+            self._count(request, run, terms, failed)
+            raise
+        self._count(request, run, terms, response)
+        return response
+
+    def _count(
+        self, request: ModelRequest, run: str, terms: Terms, response: ModelResponse
+    ) -> None:
         accounts = self.accounts.get(run)
         if accounts is None:
             accounts = self.accounts[run] = Accounts()
         accounts.add(request.key[3], request.model, response, terms.prices.get(request.model))
-        return response
 
     async def _serve(
         self, request: ModelRequest, run: str, terms: Terms, wanted: Wanted
@@ -147,9 +167,9 @@ class Serving:
         key = ""
         if terms.cache != "off":
             key = cache_key(self.spec, request)
-            held = await self._cache.get(key)
+            held = await self._held(key, request, failures=terms.cache == "replay")
             if held is not None:
-                return replace(held, number=request.number, details={**held.details, "kept": True})
+                return held
             if terms.cache == "replay":
                 return ModelResponse(
                     request.number,
@@ -158,12 +178,49 @@ class Serving:
                     error="no answer to this prompt was kept; it differs from what was asked then",
                     details={"attempts": 0},
                 )
+        if key and request.temperature == 0:  # all who ask the same get one answer
+            async with self._one_at_a_time(key):
+                held = await self._held(key, request)
+                return held or await self._ask_and_keep(key, request, run, terms, wanted)
+        return await self._ask_and_keep(key, request, run, terms, wanted)
+
+    async def _held(
+        self, key: str, request: ModelRequest, *, failures: bool = False
+    ) -> ModelResponse | None:
+        """A kept answer; of failures that are kept, too, only where nothing may be asked."""
+        held = await self._cache.get(key)
+        if held is None or (held.error_kind and not failures):
+            return None
+        return replace(held, number=request.number, details={**held.details, "kept": True})
+
+    @contextlib.asynccontextmanager
+    async def _one_at_a_time(self, key: str) -> AsyncIterator[None]:
+        lock, waiting = self._flights.get(key, (asyncio.Lock(), 0))
+        self._flights[key] = lock, waiting + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, waiting = self._flights[key]
+            self._flights[key] = lock, waiting - 1
+            if waiting == 1:
+                del self._flights[key]
+
+    async def _ask_and_keep(
+        self, key: str, request: ModelRequest, run: str, terms: Terms, wanted: Wanted
+    ) -> ModelResponse:
         if terms.budget is None:
             response = await self._ask(request, terms, wanted)
         else:
             response = await self._ask_within(request, run, terms, wanted)
-        if key and not response.error_kind:
-            await self._cache.put(key, response)
+        if not key or response.error_kind not in _KEPT:
+            return response
+        await self._cache.put(key, response)
+        if request.temperature == 0 and not response.error_kind:
+            # Another process may have been quicker: what it kept is the answer.
+            held = await self._cache.get(key)
+            if held is not None and not held.error_kind and held.text != response.text:
+                response.text, response.data = held.text, held.data
         return response
 
     async def _ask_within(
@@ -172,32 +229,51 @@ class Serving:
         assert terms.budget is not None
         budget = await self._budget_of(run, terms.budget)
         price = terms.prices.get(request.model, (0.0, 0.0))
-        presumed_in, presumed_out = self._presume(request)
-        presumed = Spent(presumed_in + presumed_out, money_of(presumed_in, presumed_out, price), 1)
-        over = await budget.admit(presumed)
-        if over is not None:
-            return ModelResponse(
+        promised: Spent | None = None
+        left = 0
+
+        async def afford(asked: ModelRequest) -> None:
+            """Each request that leaves is promised by itself; what it was before is paid then."""
+            nonlocal promised, left
+            if promised is not None:
+                budget.pay(promised, Spent(requests=1))
+                promised = None
+            tokens_in, tokens_out = self._presume(asked)
+            presumed = Spent(tokens_in + tokens_out, money_of(tokens_in, tokens_out, price), 1)
+            over = await budget.admit(presumed)
+            if over is not None:
+                raise SpentError(over)
+            promised = presumed
+            left += 1
+
+        actual = Spent()
+        try:
+            response = await self._ask(request, terms, wanted, afford)
+            actual.requests = int(left > 0)
+            actual.tokens = response.tokens_in + response.tokens_out
+            actual.money = money_of(response.tokens_in, response.tokens_out, price)
+        except SpentError as spent:
+            response = ModelResponse(
                 request.number,
                 backend=self.backend.name,
                 error_kind="budget",
-                error=f"the run's budget of {over} is spent",
+                error=f"the run's budget of {spent} is spent",
+                details={"attempts": left},
             )
-        actual = Spent()
-        try:
-            response = await self._ask(request, terms, wanted)
-            actual.requests = attempts_of(response)
-            actual.tokens = response.tokens_in + response.tokens_out
-            actual.money = money_of(response.tokens_in, response.tokens_out, price)
         finally:
-            budget.pay(presumed, actual)
+            if promised is not None:
+                budget.pay(promised, actual)
         return response
 
-    async def _ask(self, request: ModelRequest, terms: Terms, wanted: Wanted) -> ModelResponse:
+    async def _ask(
+        self, request: ModelRequest, terms: Terms, wanted: Wanted, afford: Admit = let_in
+    ) -> ModelResponse:
         limiter = self.limiter
         presumed = taken = 0
 
         async def admit(asked: ModelRequest) -> None:
             nonlocal presumed
+            await afford(asked)
             if limiter is not None and wanted():
                 tokens = sum(self._presume(asked))
                 presumed += tokens

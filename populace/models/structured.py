@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import jsonschema
+import referencing.exceptions
 
 from shared.messages.model import ModelResponse
 
@@ -41,15 +42,19 @@ def fit(response: ModelResponse, schema: dict[str, Any] | None) -> ModelResponse
         return response
     try:
         data = json.loads(_fenced(response.text))
-    except ValueError:
+    except (ValueError, RecursionError):
         cut = " (it was cut by the token limit)" if response.finish == "length" else ""
         response.error_kind = "schema"
-        response.error = f"the answer is not JSON{cut}: {response.text[:_SHOWN]!r}"
+        response.error = f"the answer is not JSON{cut}"
         return response
-    problem = next(_validator(json.dumps(schema, sort_keys=True)).iter_errors(data), None)
-    if problem is not None:
+    try:
+        problem = next(_validator(json.dumps(schema, sort_keys=True)).iter_errors(data), None)
+        why = None if problem is None else problem.message
+    except (RecursionError, referencing.exceptions.Unresolvable) as error:
+        why = f"the schema can't be followed ({type(error).__name__}: {error})"
+    if why is not None:
         response.error_kind = "schema"
-        response.error = f"the answer does not fit: {problem.message[:_SHOWN]}"
+        response.error = f"the answer does not fit: {why[:_SHOWN]}"
         return response
     response.data = data
     return response

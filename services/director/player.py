@@ -255,6 +255,7 @@ class Run:
         loader = CodeLoader.from_settings(settings)
         cls, params = load_class(spec, loader)
         self._people()
+        PriceTable(settings.prices).check_budget(spec)
         try:
             await self._check_models()
         except ScenarioError as error:

@@ -384,7 +384,7 @@ class Pool:
         by_run: dict[str, list[tuple[ModelRequest, ModelResponse]]] = {}
         for lot, request, response in out:
             wanted = lot.terms.keep and self.backend.name != "scripted"
-            if wanted and not response.error_kind and not response.details.get("kept"):
+            if wanted and response.error_kind != "not_kept" and not response.details.get("kept"):
                 by_run.setdefault(lot.run, []).append((request, response))
         for run, pairs in by_run.items():
             try:

@@ -13,9 +13,9 @@ from shared.ids import is_token
 
 
 class Strict(BaseModel):
-    """A model that refuses keys which it doesn't know."""
+    """A model that refuses keys which it doesn't know, and numbers that are none."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Latency(Strict):
@@ -60,6 +60,12 @@ class ScriptSpec(Strict):
     """Seconds until an answer: always the same, or drawn."""
     failures: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of requests that fail."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> ScriptSpec:
+        if self.low > self.high:
+            raise ValueError("low must not be more than high")
+        return self
 
 
 class Limits(Strict):
@@ -202,6 +208,12 @@ def _endpoint(value: str) -> str:
         raise ValueError("must be an http:// or https:// address")
     if parts.username or parts.password:
         raise ValueError("must not hold a password; name its variable in api_key_env")
+    if parts.query or parts.fragment:
+        raise ValueError("must be an address alone, without a query")
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError("must have a port from 0 to 65535, or none") from None
     return value.rstrip("/").removesuffix("/v1")
 
 

@@ -14,6 +14,10 @@ Admit = Callable[[ModelRequest], Awaitable[None]]
 raises if the request is not wanted any more."""
 
 
+class SpentError(Exception):
+    """A budget lets no more requests leave; the text is which. Raised by an ``Admit``."""
+
+
 async def let_in(request: ModelRequest) -> None:
     """The ``Admit`` that lets every request leave at once."""
 
