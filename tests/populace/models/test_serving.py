@@ -433,7 +433,10 @@ def test_prices(tmp_path: Any) -> None:
     assert table.of(spec) == (2, 10)
     assert table.of(spec.model_copy(update={"model": "n"})) is None
     path.write_text("m: {input: free}\n")
-    with pytest.raises(InvalidInputError, match=r"price table .*prices.yaml: m: input: Input should be a valid number"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"price table .*prices.yaml: m: input: Input should be a valid number",
+    ):
         PriceTable(path)
 
 
