@@ -14,10 +14,16 @@ import re
 _NUMBER = (
     r"(?<![\w.,/:%-])(-?\d+(?:\.\d+)?)(?:\.{3}|…)?"
     r"(?![\w%/:]|[.,]\d| ?(?:%|percent|per cent)|-\w)"
+    # ranges, sums, lists, and halves: 5 to 6, 20 and 30, 50 * 2, 2, 3, 33 and a half
+    r"(?!\s*(?:to|and|or|through|[-\u2013*\u00d7\u00b7+=\u00f7^])\s*\d)"
+    r"(?!,\s*\d[\d.]*\s+of\b)"
+    r"(?!\s+and\s+(?:a|one)[\s-]+(?:half|third|quarter))"
+    r"(?!\s+as\s+(?:in\s+\d|an?\s+(?:upper|lower)))"
+    r"(?!\s+(?:and|but)\s+(?:you\s+)?(?:lost|won|lose|win)\b)"
 )
 """A number that is no part of anything else."""
 _ENDS = (
-    r"(?=\s*(?:[.,;:!?)\"'*`]|$|\n|"
+    r"(?=\s*(?:[.,;:!?()\"'*`<\\]|$|\n|points?\b|"
     r"\s(?:and|but|as|at|so|in|on|to|for|from|because|since|which|now|then)\b))"
 )
 _WHOLE = re.compile(
@@ -28,6 +34,13 @@ _WHOLE = re.compile(
 _NAMED = r"(?:number|pick|answer|guess|choice|selection)"
 _IS = r"(?:is|was|would be|will be|=|:)"
 _PICKS = (
+    # {"number": 12} / \\boxed{12} / <answer>12</answer> / 12 is my final answer
+    re.compile(
+        rf"[{{,]\s*[\"']{_NAMED}[\"']\s*:\s*[\"']?{_NUMBER}[\"']?\s*(?=[,}}])", re.IGNORECASE
+    ),
+    re.compile(rf"\\boxed\{{\s*{_NUMBER}\s*\}}"),
+    re.compile(rf"<{_NAMED}>\s*{_NUMBER}\s*(?=</)", re.IGNORECASE),
+    re.compile(rf"{_NUMBER}\s+is\s+my\s+(?:final\s+|last\s+)?{_NAMED}\b", re.IGNORECASE),
     # my number is 12 / the number that I picked is 12 / your pick: 12 / the answer is 12
     re.compile(
         rf"\b(?:my|the|your|player's)\s+(?:[a-z']+\s+){{0,2}}?{_NAMED}"
@@ -54,8 +67,13 @@ _PICKS = (
         re.IGNORECASE,
     ),
     re.compile(
-        r"\b(?:i'm|i am) (?:using|thinking of|picking|choosing) (?:a |the )?number,? "
+        r"\b(?:i'm|i am) (?:using|thinking of|picking|choosing) (?:(?:a |the )?number,? )?"
         rf"{_NUMBER}{_ENDS}",
+        re.IGNORECASE,
+    ),
+    re.compile(
+        r"\b(?:let me (?:pick|choose|say|take)|i(?:'ve| have)? decided on)\s+"
+        rf"(?:the number\s+)?{_NUMBER}{_ENDS}",
         re.IGNORECASE,
     ),
     re.compile(
@@ -71,6 +89,7 @@ _SHORT = (
     re.compile(rf"^\W*choose {_NUMBER}{_ENDS}", re.IGNORECASE),
 )
 """Of answers of a few words, where nothing else can be meant."""
+_LONGEST_ITEM = 4
 _FEW_WORDS = 14
 _MANY_WORDS = 45
 _AT_ITS_END = 0.8
@@ -80,9 +99,22 @@ _LAST_WORD = re.compile(
     r"\b(?:so|final(?:ly)?|therefore|thus|in the end|answer)\b[^.]*$", re.IGNORECASE
 )
 _SUPPOSED = re.compile(
-    r"\b(?:if|example|suppose|imagine|for instance|cannot|can't|don't|not|isn't|avoid)\b[^.]*$",
+    r"\bwhen(?:ever)?\b[^.,]*$|"
+    r"\b(?:if|example|suppose|imagine|for instance|cannot|can't|don't|not|isn't|avoid|"
+    r"last (?:round|time)|previous(?:ly)?|earlier)\b[^.]*$",
     re.IGNORECASE,
 )
+_OF_OTHERS = re.compile(
+    r"\b(?:winning|average|mean|median|target|other|last|previous|highest|lowest|your\b.*\bwas)\b",
+    re.IGNORECASE,
+)
+"""A number that is told, and not picked: the winning number was 14."""
+_FORMULA = re.compile(
+    r"(?<![\w.])\d[\d.]*(?:\s*[*\u00d7\u00b7+\u00f7/]\s*\(?\d[\d.]*(?:/\d+)?\)?)+\s*[=\u2248]\s*"
+    r"(-?\d[\d.]*\d|\d)"
+)
+_DRESSED = re.compile(r"[$\"](-?\d+(?:\.\d+)?)[$\"]")
+"""A number in signs of its own: $22$, "22"."""
 _REPEATED = re.compile(r"^\W*(-?\d+(?:\.\d+)?)(?:[\s,.]+\1)*\W*$")
 
 
@@ -97,7 +129,8 @@ def find_number(text: str, low: float, high: float) -> float | None:
     Returns:
         The number, if it lies within; None if the answer settles on none, or on one outside.
     """
-    stripped = text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'").strip()
+    stripped = text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'").replace("**", "").strip()
+    stripped = _DRESSED.sub(r"\1", _FORMULA.sub(r"\1", stripped))
     for pattern in (_WHOLE, _REPEATED):
         match = pattern.match(stripped)
         if match is not None:
@@ -107,7 +140,8 @@ def find_number(text: str, low: float, high: float) -> float | None:
     for pattern in (*_PICKS, *(_SHORT if words <= _FEW_WORDS else ())):
         for match in pattern.finditer(stripped):
             sentence = re.split(r"[.!?]\s", stripped[: match.start()])[-1]
-            if not _SUPPOSED.search(sentence) and not _is_item(stripped, match):
+            told = _OF_OTHERS.search(match.group(0)) is not None
+            if not told and not _SUPPOSED.search(sentence) and not _is_item(stripped, match):
                 found.append((match.start(1), match.group(1)))
     leading = _LEADING.match(stripped)
     if leading is not None and words <= _MANY_WORDS:
@@ -127,8 +161,10 @@ def find_number(text: str, low: float, high: float) -> float | None:
 
 def _is_item(text: str, match: re.Match[str]) -> bool:
     """Whether the number begins an item of a list: "1. First, ... 2. Then, ..."."""
-    after = text[match.end(1) :]
-    following = str(int(float(match.group(1))) + 1)
+    after, number = text[match.end(1) :], match.group(1)
+    if not number.isdigit() or len(number) > _LONGEST_ITEM:
+        return False
+    following = str(int(number) + 1)
     return re.match(r"[.)]\s", after) is not None and (
         re.search(rf"\s{following}{re.escape(after[0])}", after) is not None
     )
