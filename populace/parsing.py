@@ -110,9 +110,11 @@ _OF_OTHERS = re.compile(
 )
 """A number that is told, and not picked: the winning number was 14."""
 _FORMULA = re.compile(
-    r"(?<![\w.])\d[\d.]*(?:\s*[*\u00d7\u00b7+\u00f7/]\s*\(?\d[\d.]*(?:/\d+)?\)?)+\s*[=\u2248]\s*"
-    r"(-?\d[\d.]*\d|\d)"
+    r"(?<![\w.])\d{1,9}(?:\.\d{1,9})?(?:/\d{1,9})?"
+    r"(?:\s{0,2}[*\u00d7\u00b7+\u00f7]\s{0,2}\(?\d{1,9}(?:\.\d{1,9})?(?:/\d{1,9})?\)?){1,6}"
+    r"\s{0,2}[=\u2248]\s{0,2}(-?\d{1,9}(?:\.\d{1,9})?)"
 )
+"""A sum that is worked out: 50 * 2/3 = 33.3. Its parts are bounded, so that none takes long."""
 _DRESSED = re.compile(r"[$\"](-?\d+(?:\.\d+)?)[$\"]")
 """A number in signs of its own: $22$, "22"."""
 _REPEATED = re.compile(r"^\W*(-?\d+(?:\.\d+)?)(?:[\s,.]+\1)*\W*$")

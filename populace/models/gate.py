@@ -70,7 +70,12 @@ class Gate:
 
     @property
     def _has_room(self) -> bool:
-        return self._inside + self.unkept < self.limit
+        return self.under_way < self.limit
+
+    @property
+    def under_way(self) -> int:
+        """Slots that are held."""
+        return self._inside + self.unkept
 
     def kept(self, count: int) -> None:
         """Answers were stored."""

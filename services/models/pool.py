@@ -117,6 +117,8 @@ class Pool:
         """By kind: how many, what the last one said, and when."""
         self.pressed = 0
         """Attempts that ended with a 429 or a time-out."""
+        self.busy = False
+        """Whether it takes part where slots are shared."""
         self.queued, self.oldest = 0, 0.0
         """Messages of prompts that wait or are under way, in all services, and the oldest's age in
         seconds."""

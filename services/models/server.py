@@ -31,6 +31,9 @@ _log = get_logger(__name__)
 _POOLS_EVERY = 0.5
 _SERVERS_TTL = 6.0
 _TOLD_EVERY = 2.0
+_SHARED_EVERY = 0.5
+_TURN = 6.0
+"""Seconds for which a pool has a slot that others wait for."""
 _END_WITHIN = 5.0
 _FINISH_WITHIN = 8.0
 """Seconds that requests under way get to end, when the service is told to."""
@@ -84,7 +87,7 @@ class ModelServer:
                     raise
                 pool = self._pools[name] = Pool(self, name, spec, backend, serving)
                 if spec.limits is not None and spec.limits.concurrency is not None:
-                    pool.gate.share(0)  # until it is known how many share it
+                    pool.gate.share(0)  # until it has something to do, and it is known who shares
                 self._pulls[name] = asyncio.ensure_future(self._pull(pool))
                 _log.info("pool is served", pool=name, backend=backend.name, slots=pool.gate.most)
             pool.used_at = time.monotonic()
@@ -179,35 +182,59 @@ class ModelServer:
                 ]
                 # By endpoint: several pools may ask the same one, in one process or in many.
                 for pool in limited:
-                    key = f"{endpoint_key(pool.spec)}.{self.bus.process}.{pool.name}"
-                    await bucket.put(key, b"1")
+                    await self._tell_slots(pool, bucket)
                 if limited:
-                    there = [entry.key for entry in await bucket.entries()]
+                    there = {e.key: int(e.value or 0) for e in await bucket.entries()}
                     for pool in limited:
                         self._share(pool, there)
-            except BusError as error:
+            except (BusError, ValueError) as error:
                 _log.warning("slots can't be shared for now", error=str(error))
-            await asyncio.sleep(_TOLD_EVERY)
+            await asyncio.sleep(_SHARED_EVERY)
 
-    def _share(self, pool: Pool, there: list[str]) -> None:
+    async def _tell_slots(self, pool: Pool, bucket: KeyValue) -> None:
+        """Say how many slots a pool holds, if it takes part: with nothing to do it needs none."""
+        if not pool.gate.used and not pool.queued:
+            queue = self.subjects.model_queue(pool.name)
+            pool.queued, pool.oldest = await self.bus.held(self.subjects.stream_models, queue)
+        was, pool.busy = pool.busy, bool(pool.queued or pool.gate.used)
+        holds = max(pool.gate.cap or 0, pool.gate.under_way)
+        key = f"{endpoint_key(pool.spec)}.{self.bus.process}.{pool.name}"
+        if pool.busy or holds:
+            await bucket.put(key, str(holds).encode())
+        elif was:
+            await bucket.delete(key)
+
+    def _share(self, pool: Pool, there: dict[str, int]) -> None:
         """Give a pool its share of what may be under way at its endpoint.
+
+        Where there are fewer slots than pools, they take turns.
 
         Args:
             pool: one whose specification says how much that is.
-            there: all pools that take part, as ``endpoint.process.pool``.
+            there: how many slots each pool holds, by ``endpoint.process.pool``.
         """
         endpoint = endpoint_key(pool.spec)
         names = sorted(key for key in there if key.startswith(f"{endpoint}."))
         own = f"{endpoint}.{self.bus.process}.{pool.name}"
+        if not pool.busy:
+            pool.gate.share(0)
+            self._shares.pop(pool.name, None)
+            return
         if own not in names:
             return  # too slow to say that it is there; others may count on its share
         assert pool.spec.limits is not None
         most = pool.spec.limits.concurrency or 1
-        share = most // len(names) + (names.index(own) < most % len(names))
-        if self._shares.get(pool.name) == names:
-            pool.gate.share(share)
-        else:  # the others must have heard of it before more are under way
-            pool.gate.share(min(share, pool.gate.cap or 0))
+        turn = int(time.time() / _TURN) if most < len(names) else 0
+
+        def share_of(name: str) -> int:
+            place = (names.index(name) + turn) % len(names)
+            return most // len(names) + (place < most % len(names))
+
+        # The others must have heard of it, and have given back what they had beyond their shares,
+        # before more are under way.
+        share, known = share_of(own), self._shares.get(pool.name) == names
+        left = most - sum(there[name] for name in names if name != own)
+        pool.gate.share(min(share, max(left, 0) if known else pool.gate.cap or 0))
         self._shares[pool.name] = names
 
     async def _beat(self) -> None:

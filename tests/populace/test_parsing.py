@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from math import inf
 
 import pytest
@@ -90,3 +91,12 @@ def test_recorded_answers_of_a_small_model() -> None:
         missed += row["number"] is not None
     assert right / (right + false) > 0.97
     assert right / (right + missed) > 0.88
+
+
+@pytest.mark.parametrize(
+    "part", ["1 * ", "1/1*", "9", "my number ", '[{"', "when ", '"1" ', "my number is 5 "]
+)
+def test_long_answers_take_no_time(part: str) -> None:
+    began = time.monotonic()
+    find_number(part * (100_000 // len(part)), 0, 100)
+    assert time.monotonic() - began < 2

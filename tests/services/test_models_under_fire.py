@@ -287,6 +287,59 @@ async def test_three_services_share_the_slots(three: Any, endpoint: Endpoint) ->
     await runner.cleanup()
 
 
+async def test_pools_of_one_endpoint_take_turns(three: Any, endpoint: Endpoint) -> None:
+    """Two models at an endpoint that allows one request at a time, and one that nobody uses."""
+    broker, start = three
+    start()
+    endpoint.delay = 0.05
+    most = under_way = 0
+    original = endpoint.handle
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        nonlocal most, under_way
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await original(request)
+        finally:
+            under_way -= 1
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    endpoint.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    bus = await NatsBus.connect(broker.settings(), broker.url)
+    await wait_for_services(bus, broker, 1)
+    name = unique("m")
+    specs = [
+        ModelSpec(
+            backend="openai",
+            base_url=endpoint.url,
+            model=name,
+            timeout=60 + i,
+            limits=Limits(concurrency=1),
+        )
+        for i in range(3)
+    ]
+    buses = [await NatsBus.connect(broker.settings(), broker.url) for _ in specs]
+    clients = [await queue(*pair) for pair in zip(buses, [broker] * 3, specs, strict=True)]
+    waiting = [
+        models.request("default", request)
+        for models in clients[:2]
+        for request in prompts(models, 10)
+    ]
+    responses = await asyncio.wait_for(asyncio.gather(*waiting), 60)
+    assert {r.text for r in responses} == {"hello"}
+    assert (most, len(endpoint.requests)) == (1, 20)
+    for models, own in zip(clients, buses, strict=True):
+        await models.close()
+        await own.drain()
+    await bus.drain()
+    await runner.cleanup()
+
+
 async def test_a_killed_worker_bills_nothing_twice(three: Any, endpoint: Endpoint) -> None:
     """All are answered; what was answered and kept before the kill is not asked again."""
     broker, start = three
