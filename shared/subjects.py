@@ -163,6 +163,11 @@ class Subjects:
         """Request: can this model be reached? Not captured by a stream."""
         return f"{self.prefix}.models.check"
 
+    @property
+    def model_last(self) -> str:
+        """Publish: a run asks nothing more; each model service says when it has nothing of it."""
+        return f"{self.prefix}.models.last"
+
     def model_kept(self, run: str = "*", round_number: int | str = "*") -> str:
         """Models' answers, and what was asked, of one round of a run. Captured by a stream."""
         return f"{self.prefix}.kept.{run}.{round_number}"

@@ -52,7 +52,7 @@ from services.director.announce import (
     save_info,
 )
 from shared import __version__
-from shared.bus import NatsBus
+from shared.bus import Message, NatsBus
 from shared.code import CodeLoader
 from shared.collector import settle_collector
 from shared.errors import BusError, RemoteError
@@ -77,6 +77,8 @@ _PACKAGES = ("nats-py", "msgpack", "pydantic", "aiohttp", "pyarrow")
 _MOST_LIVES = 5
 """Times that a run is taken up again from the same round, until it is paused."""
 _LONGEST_PAUSE = 10.0
+_LAST_WITHIN, _HEARD_WITHIN = 7.0, 0.2
+"""Seconds that requests under way get when a run ends early; and all services to speak up."""
 _ENDS: dict[str, tuple[RunState, str]] = {
     "cancel": ("cancelled", ""),
     "pause": ("paused", "it was told to"),
@@ -152,6 +154,8 @@ class Run:
         self._info.state, self._info.reason = state, reason
         if self._manifest and self._spec.models:
             try:
+                if state != "finished" and self._spec.replay is None:
+                    await self._last_answers()
                 await self._accounts()  # of the round that was not finished, too
             except BusError as error:
                 _log.warning("the run's accounts can't be read", error=str(error))
@@ -249,6 +253,30 @@ class Run:
             "models": found.by_model(),
         }
         return found
+
+    async def _last_answers(self) -> None:
+        """Ask nothing more, and let what is under way be answered: it is paid for, so it counts."""
+        left: dict[str, int] = {}
+
+        def take(message: Message) -> None:
+            if message.data:  # empty: the broker's word that nobody listens
+                told = json.loads(message.data)
+                left[told["service"]] = told["left"]
+
+        inbox = self._subjects.inbox(self._bus.process, "last")
+        subscription = await self._bus.subscribe(inbox, take)
+        told = {"run": self._info.run, "life": self._info.life}
+        self._bus.send(self._subjects.model_last, json.dumps(told).encode(), reply=inbox)
+        await self._bus.flush()
+        began = time.monotonic()
+        while (passed := time.monotonic() - began) < _LAST_WITHIN:
+            if passed > _HEARD_WITHIN and not any(left.values()):
+                break
+            await asyncio.sleep(0.02)
+        await subscription.unsubscribe()
+        if under_way := sum(left.values()):
+            self._manifest["under_way_at_end"] = under_way
+            _log.warning("requests were under way at a run's end", count=under_way)
 
     async def _play(self) -> None:
         spec, settings = self._spec, self._settings

@@ -143,6 +143,10 @@ class Pool:
         """Seconds for which there was nothing to do."""
         return 0.0 if self._tasks or self.queued else time.monotonic() - self.used_at
 
+    def under_way_of(self, run: str) -> int:
+        """Prompts of a run that are not answered, counted and sent yet."""
+        return sum(lot.left for lot in self._in_hand.values() if lot.run == run)
+
     def _pressed(self, kind: str, seconds: float) -> None:
         self.pressed += 1
         self.gate.pressure()

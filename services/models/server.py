@@ -7,6 +7,7 @@ prompts to another after a while. Prompts of runs that are over are dropped.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import OrderedDict
 from typing import Any
@@ -40,6 +41,8 @@ _FINISH_WITHIN = 8.0
 _IDLE = 600.0
 """Seconds after which a pool that nobody uses is closed; clients register more often than that."""
 _FAILED_AGAIN = 30.0
+_LAST_WITHIN, _LAST_LOOK = 5.0, 0.03
+"""Seconds that what is under way of a run gets when it ends early."""
 _REMEMBERED_RUNS = 10_000
 
 
@@ -53,6 +56,8 @@ class ModelServer:
         self.subjects = context.settings.subjects
         self.over: OrderedDict[str, None] = OrderedDict()
         """Runs that have ended; their prompts need no answer."""
+        self._ending: OrderedDict[str, int] = OrderedDict()
+        """Runs that ask nothing more, and the life in which: what is under way is still counted."""
         self.lives: dict[str, int] = {}
         """Of runs that were taken up again: which life they are in."""
         self._pools: dict[str, Pool] = {}
@@ -134,11 +139,34 @@ class ModelServer:
 
     def is_over(self, run: str, life: int) -> bool:
         """Whether nobody waits for answers that this life of a run has asked for."""
-        return run in self.over or life < self.lives.get(run, 1)
+        if run in self.over or life <= self._ending.get(run, 0):
+            return True
+        return life < self.lives.get(run, 1)
+
+    async def _last(self, message: Message) -> None:
+        """A run asks nothing more: finish what is under way of it, and say so."""
+        told = json.loads(message.data)
+        run = str(told["run"])
+        self._ending[run] = int(told["life"])
+        while len(self._ending) > _REMEMBERED_RUNS:
+            self._ending.popitem(last=False)
+        until = time.monotonic() + _LAST_WITHIN
+        said = -1
+        while True:
+            left = sum(pool.under_way_of(run) for pool in self._pools.values())
+            if said < 0 or not left or time.monotonic() > until:
+                answer = {"service": self.bus.process, "left": left}
+                self.bus.send(message.reply, json.dumps(answer).encode())
+                said = left
+            if not left or time.monotonic() > until:
+                return
+            await asyncio.sleep(_LAST_LOOK)
 
     def _status(self, message: Message) -> None:
         status = Status.model_validate_json(message.data)
-        if status.kind == "accepted":  # it may have the name of one that was deleted
+        if status.kind == "accepted":
+            self._ending.pop(status.run, None)
+            # It may have the name of one that was deleted
             self.over.pop(status.run, None)
             self.lives.pop(status.run, None)
         if status.kind == "restored":
@@ -309,6 +337,7 @@ class ModelServer:
         )
         self.bus.on_event(self._event)
         await self.bus.subscribe(self.subjects.run_status(), self._status)
+        await self.bus.subscribe(self.subjects.model_last, self._last)
         await serve(self.bus, self.subjects.model_check, CheckModel, self.check, queue="models")
         await self.context.announce("Has prompts answered by language models", stats=self.stats)
         background = [

@@ -18,6 +18,7 @@ from populace.answers import Results
 from populace.estimate import _beyond
 from populace.models.accounts import Accounts, Usage
 from populace.models.client import QueuedModels
+from populace.runs import control, submit
 from populace.world import open_world
 from shared.bus import NatsBus
 from shared.errors import NoRespondersError
@@ -27,7 +28,7 @@ from shared.streams import ensure_streams
 from tests.conftest import Broker, Services, start_service, unique, wait_until
 from tests.endpoint import Endpoint, answer
 from tests.services.games import Asker
-from tests.services.test_runs import game, play
+from tests.services.test_runs import game, play, watch
 
 
 def openai(endpoint: Endpoint, **more: Any) -> ModelSpec:
@@ -537,3 +538,23 @@ async def test_an_estimate_is_near_what_is_counted(services: Services) -> None:
         total.merge(row.usage)
     assert found.requests == total.requests == 2000
     assert found.tokens == pytest.approx(total.tokens_in + total.tokens_out, rel=0.15)
+
+
+async def test_what_was_under_way_at_a_cancel_is_counted(
+    services: Services, endpoint: Endpoint
+) -> None:
+    endpoint.delay = 1.0
+    settings = services.settings()
+    bus = await NatsBus.connect(settings, services.broker.url)
+    fields = asking(endpoint)
+    fields["models"]["default"]["concurrency"] = 30
+    run = await submit(bus, settings, ScenarioSpec.model_validate(fields))
+    following = asyncio.ensure_future(watch(bus, services, run))
+    await wait_until(lambda: len(endpoint.requests) > 25, 30, "requests under way")
+    await control(bus, settings, run, "cancel")
+    outcome = await following
+    assert outcome.state == "cancelled"
+    total = json.loads((services.runs / run / "manifest.json").read_text())["usage"]["total"]
+    assert total["attempts"] == len(endpoint.requests) - 1  # less the check
+    assert total["tokens_in"] == 11 * total["attempts"]
+    await bus.drain()
