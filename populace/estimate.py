@@ -2,11 +2,13 @@
 
 The scenario is played in this process with a few of its agents and no model: every prompt is made
 as it will be, and answered by words of a likely length. What that takes is scaled up, to all agents
-and to rounds beyond the first sixty.
+and to rounds beyond the first sixty; to prompts that hold what all others said, by playing half as
+many agents as well; and to models of a mixture by their weights.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from populace.models.accounts import Accounts, PriceTable, Usage, money_of
+from populace.models.mixture import bounds as _bounds
 from populace.personas.people import find_people
 from populace.play import Player
 from populace.scenario import Scenario
@@ -28,6 +31,9 @@ _WORD = "answer "
 _LETTERS_PER_TOKEN = 4
 _MOST_ROUNDS = 60
 """Rounds that are played for an estimate."""
+_GROWS = 1.15
+"""Times as long as with half the agents, from which on prompts are taken to grow with their number;
+less may be chance."""
 
 
 @dataclass
@@ -47,6 +53,8 @@ class Estimate:
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     by_round: list[dict[str, Any]] = field(default_factory=list)
     """Of the rounds that were played."""
+    growing: list[str] = field(default_factory=list)
+    """Models whose prompts grow with the number of agents."""
 
     @property
     def tokens(self) -> int:
@@ -90,25 +98,86 @@ async def estimate(
     async def nobody(_: Status) -> None:
         """Nobody follows."""
 
-    async with local(
-        seed=spec.seed, models=models, settings=settings, terms=Terms(prices=prices, keep=False)
-    ) as world:
-        scenario = cls(
-            world,
-            params=params,
-            seed=spec.seed,
-            rounds=played,
-            agents=count,
-            isolated=False,
-            groups=spec.agents.groups,
-            personas=people,
-        )
-        try:
+    async def play(agents: int, rounds: int) -> Accounts:
+        terms = Terms(prices=prices, keep=False)
+        async with local(seed=spec.seed, models=models, settings=settings, terms=terms) as world:
+            scenario = cls(
+                world,
+                params=params,
+                seed=spec.seed,
+                rounds=rounds,
+                agents=agents,
+                isolated=False,
+                groups=spec.agents.groups,
+                personas=people,
+            )
             await Player(world, scenario, nobody).play()
-        except PopulaceError as error:
-            raise PopulaceError(f"the scenario can't be played for an estimate: {error}") from error
-        accounts = world.accounts
-    return _scaled(spec, accounts, count, prices, played)
+            return world.accounts
+
+    try:
+        accounts = await play(count, played)
+    except PopulaceError as error:
+        raise PopulaceError(f"the scenario can't be played for an estimate: {error}") from error
+    longer: dict[str, float] = {}
+    if spec.agents.count > count and spec.agents.groups is None:
+        try:
+            fewer = await play(count // 2, played)
+        except PopulaceError:  # it can't be played with so few
+            fewer = accounts
+        longer = _longer(spec, fewer, accounts, count)
+    return _scaled(spec, accounts, count, prices, played, longer)
+
+
+def _longer(
+    spec: ScenarioSpec, fewer: Accounts, accounts: Accounts, count: int
+) -> dict[str, float]:
+    """How many times as long prompts will be with all agents, by model, where they grow so."""
+    found = {}
+    for name in accounts.by_model():
+        half, whole = fewer.total(model=name), accounts.total(model=name)
+        if not half.requests or not whole.requests:
+            continue
+        before, now = half.tokens_in / half.requests, whole.tokens_in / whole.requests
+        if now < _GROWS * before:
+            continue
+        wanted = now + (now - before) / (count - count // 2) * (spec.agents.count - count)
+        context = spec.models[name].context if name in spec.models else None
+        found[name] = min(wanted, context or math.inf) / now
+    return found
+
+
+def _by_weight(spec: ScenarioSpec, sums: dict[str, Usage], count: int) -> dict[str, Usage]:
+    """What all agents will ask: of a mixture's models by their weights, whoever was sampled."""
+    factor = spec.agents.count / count
+    found = {name: _times(usage, factor) for name, usage in sums.items()}
+    for model in spec.models.values():
+        weights = model.mixture.weights if model.mixture is not None else None
+        if not weights:
+            continue
+        together = Usage()
+        for name in weights:
+            together.merge(asdict(sums.get(name, Usage())))
+        sampled, whole = (_shares(tuple(weights.values()), n) for n in (count, spec.agents.count))
+        for name, some, all_ in zip(weights, sampled, whole, strict=True):
+            if some and name in sums:
+                found[name] = _times(sums[name], all_ / some)
+            elif all_ and together.requests:  # none of the few that were played asks it
+                found[name] = _times(together, all_ / count)
+    return found
+
+
+def _shares(weights: tuple[float, ...], size: int) -> list[int]:
+    """How many of so many agents each weight gets."""
+    bounds = [0, *_bounds(weights, size)]
+    return [b - a for a, b in itertools.pairwise(bounds)]
+
+
+def _times(usage: Usage, factor: float) -> Usage:
+    return Usage(
+        requests=math.ceil(usage.requests * factor),
+        tokens_in=math.ceil(usage.tokens_in * factor),
+        tokens_out=math.ceil(usage.tokens_out * factor),
+    )
 
 
 def _beyond(accounts: Accounts, spec: ScenarioSpec, played: int) -> dict[str, Usage]:
@@ -173,22 +242,26 @@ def _scaled(
     count: int,
     prices: dict[str, tuple[float, float]],
     played: int,
+    longer: dict[str, float],
 ) -> Estimate:
     factor = spec.agents.count / count
     found = Estimate(agents=spec.agents.count, sampled=count, rounds=spec.rounds, played=played)
+    found.growing = sorted(longer)
     beyond = _beyond(accounts, spec, played)
-    for name, sums in accounts.by_model().items():
-        usage = Usage()
-        usage.merge(sums)
+    sums = {}
+    for name in accounts.by_model():
+        usage = sums[name] = accounts.total(model=name)
         usage.merge(asdict(beyond.get(name, Usage())))
+        usage.tokens_in = math.ceil(usage.tokens_in * longer.get(name, 1.0))
+    for name, usage in _by_weight(spec, sums, count).items():
         price = prices.get(name)
         found.models[name] = {
-            "requests": math.ceil(usage.requests * factor),
-            "tokens_in": math.ceil(usage.tokens_in * factor),
-            "tokens_out": math.ceil(usage.tokens_out * factor),
+            "requests": usage.requests,
+            "tokens_in": usage.tokens_in,
+            "tokens_out": usage.tokens_out,
             "money": None
             if price is None
-            else round(money_of(usage.tokens_in, usage.tokens_out, price) * factor, 6),
+            else round(money_of(usage.tokens_in, usage.tokens_out, price), 6),
         }
     for part in ("requests", "tokens_in", "tokens_out"):
         setattr(found, part, sum(one[part] for one in found.models.values()))
@@ -196,8 +269,9 @@ def _scaled(
     if costs and None not in costs:
         found.money = sum(costs)
     by_round: dict[int, Usage] = {}
-    for (number, _), one in accounts.by.items():
-        by_round.setdefault(number, Usage()).merge(asdict(one))
+    for (number, name), one in accounts.by.items():
+        tokens_in = math.ceil(one.tokens_in * longer.get(name, 1.0))
+        by_round.setdefault(number, Usage()).merge({**asdict(one), "tokens_in": tokens_in})
     for number, usage in sorted(by_round.items()):
         if usage.requests:
             found.by_round.append(

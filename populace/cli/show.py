@@ -296,6 +296,9 @@ def show_estimate(found: Estimate) -> None:
         parts = (found.requests, found.tokens_in, found.tokens_out, found.money)
         table.add_row("all", *(number(value) for value in parts))
     out.print(table)
+    if found.growing:
+        names = ", ".join(found.growing)
+        out.print(f"note:     prompts of {names} grow with the number of agents", markup=False)
     if not found.models:
         out.print("no model is asked", markup=False)
     elif found.money is None:

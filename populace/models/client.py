@@ -39,6 +39,8 @@ _STORED_WITHIN = 3.0
 _REGISTER_EVERY = 120.0
 _LOOKS, _LOOK_AFTER = 5, 2.0
 """How often, and after how many seconds, answers are looked for that a broken connection lost."""
+_STALLED = 30.0
+"""Seconds without any answer after which those that are kept are looked for."""
 
 
 class ModelClient(abc.ABC):
@@ -221,6 +223,8 @@ class QueuedModels(ModelClient):
         """Model and request of those that wait."""
         self._queues: dict[str, list[ModelRequest]] = {}
         self._scheduled = False
+        self._heard_at = time.monotonic()
+        """When an answer came last, or the first was asked for."""
         self._again = 0
         """Times that prompts were asked again; part of their messages' names."""
         self._publishing = asyncio.Semaphore(_PUBLISHING)
@@ -241,6 +245,9 @@ class QueuedModels(ModelClient):
         """Begin to receive answers."""
         self._subscription = await self._bus.subscribe(self._inbox, self._receive)
         self._bus.on_event(self._event)
+        task = asyncio.ensure_future(self._watch())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def context(self, name: str) -> int | None:
         """See ``ModelClient.context``."""
@@ -268,6 +275,8 @@ class QueuedModels(ModelClient):
                 return known
         loop = asyncio.get_running_loop()
         future: asyncio.Future[ModelResponse] = loop.create_future()
+        if not self._asked:
+            self._heard_at = time.monotonic()
         self._waiting[request.number] = future
         self._asked[request.number] = (model, request)
         self._queues.setdefault(self._pool_of[model], []).append(request)
@@ -332,19 +341,37 @@ class QueuedModels(ModelClient):
                     self._queues.setdefault(self._pool_of[model], []).append(request)
                 self._again += 1
                 self._flush()
-            by_key = {r.key: n for n, (m, r) in left.items() if not self._is_scripted(m)}
-            if not by_key:
+            if not await self._look_for(left):
                 return
-            try:
-                found = await self._kept.find(self._run, set(by_key))
-            except BusError as error:
-                _log.warning("kept answers can't be read", error=str(error))
-                continue
-            for key, response in found.items():
-                future = self._waiting.get(by_key[key])
-                if future is not None and not future.done():
-                    response.number = by_key[key]
-                    future.set_result(response)
+
+    async def _look_for(self, asked: dict[int, tuple[str, ModelRequest]]) -> bool:
+        """Take what was kept of answers that have not come; False: none of these is kept at all."""
+        by_key = {r.key: n for n, (m, r) in asked.items() if not self._is_scripted(m)}
+        if not by_key:
+            return False
+        try:
+            found = await self._kept.find(self._run, set(by_key))
+        except BusError as error:
+            _log.warning("kept answers can't be read", error=str(error))
+            return True
+        for key, response in found.items():
+            future = self._waiting.get(by_key[key])
+            if future is not None and not future.done():
+                response.number = by_key[key]
+                future.set_result(response)
+        return True
+
+    async def _watch(self) -> None:
+        """Look for answers that were lost where nothing has come for long.
+
+        A node of a cluster may die with an answer that it was to pass on, and neither who sent it
+        nor who waits for it was connected to that one.
+        """
+        while True:
+            await asyncio.sleep(_STALLED / 4)
+            if self._asked and time.monotonic() - self._heard_at > _STALLED:
+                self._heard_at = time.monotonic()  # again after as long
+                await self._look_for(dict(self._asked))
 
     def _is_scripted(self, model: str) -> bool:
         return self.models[model].backend == "scripted"
@@ -416,6 +443,7 @@ class QueuedModels(ModelClient):
             future.set_result(ModelResponse(number, error_kind=kind, error=text))
 
     def _receive(self, message: Message) -> None:
+        self._heard_at = time.monotonic()
         for row in from_public(message.data):
             response = ModelResponse.from_columns(row)
             future = self._waiting.get(response.number)

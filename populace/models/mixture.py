@@ -37,18 +37,18 @@ def chosen(mixture: Mixture, name: str, agent: Agent) -> str:
     assert mixture.weights is not None
     shard = agent._home()
     size = len(agent.agents)
-    bounds = _bounds(tuple(mixture.weights.values()), size)
+    places = bounds(tuple(mixture.weights.values()), size)
     place = shuffled_place(
         shard.worker.seed, f"mixture/{name}/{shard.population}", agent.number, size
     )
-    for model, bound in zip(mixture.weights, bounds, strict=True):
+    for model, bound in zip(mixture.weights, places, strict=True):
         if place < bound:
             return model
     return next(reversed(mixture.weights))
 
 
 @functools.lru_cache(maxsize=64)
-def _bounds(weights: tuple[float, ...], size: int) -> tuple[int, ...]:
+def bounds(weights: tuple[float, ...], size: int) -> tuple[int, ...]:
     """Up to which place each model goes."""
     total = math.fsum(weights)
     wanted = [w / total * size for w in weights]
@@ -56,8 +56,8 @@ def _bounds(weights: tuple[float, ...], size: int) -> tuple[int, ...]:
     order = sorted(range(len(weights)), key=lambda i: counts[i] - wanted[i])
     for i in order[: size - sum(counts)]:
         counts[i] += 1
-    bounds, so_far = [], 0
+    found, so_far = [], 0
     for count in counts:
         so_far += count
-        bounds.append(so_far)
-    return tuple(bounds)
+        found.append(so_far)
+    return tuple(found)

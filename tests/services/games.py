@@ -230,3 +230,20 @@ class Bell(Scenario):
         counts = await self.ringers.options(record=False).tally()
         self.record(heard=list(counts), told=self.told, total=await self.tower.get("heard"))
         await self.ringers.pull(n)
+
+
+class Singer(Agent):
+    async def sing(self, heard: str) -> str:
+        return await self.model.ask(f"They sang: {heard}. And you?", model="both")
+
+
+class Chorus(Scenario):
+    """Each hears what all have sung."""
+
+    async def setup(self) -> None:
+        self.singers = await self.population(Singer)
+        self.heard = "nothing"
+
+    async def round(self, n: int) -> None:
+        sung = await self.singers.sing(self.heard)
+        self.heard = " ".join(sung)

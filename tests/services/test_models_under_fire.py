@@ -16,6 +16,7 @@ from aiohttp import web
 
 from populace.answers import Results
 from populace.estimate import _beyond
+from populace.models import client as client_module
 from populace.models.accounts import Accounts, Usage
 from populace.models.client import QueuedModels
 from populace.runs import control, submit
@@ -558,3 +559,50 @@ async def test_what_was_under_way_at_a_cancel_is_counted(
     assert total["attempts"] == len(endpoint.requests) - 1  # less the check
     assert total["tokens_in"] == 11 * total["attempts"]
     await bus.drain()
+
+
+async def test_an_answer_that_was_lost_on_its_way_is_found(
+    services: Services, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No connection broke, and yet it did not come: it was kept before it was sent."""
+    monkeypatch.setattr(client_module, "_STALLED", 1.0)
+    bus = await NatsBus.connect(services.settings(), services.broker.url)
+    models = await queue(bus, services.broker, openai(endpoint))
+    monkeypatch.setattr(models, "_receive", lambda message: None)
+    await models._subscription.unsubscribe()  # nobody hears the answers
+    responses = await asyncio.wait_for(
+        asyncio.gather(*(models.request("default", r) for r in prompts(models, 5))), 20
+    )
+    assert [r.text for r in responses] == ["hello"] * 5
+    assert len(endpoint.requests) == 5
+    await models.close()
+    await bus.drain()
+
+
+async def test_an_estimate_of_growing_prompts_and_a_rare_model(services: Services) -> None:
+    from populace.estimate import estimate
+    from populace.scenario_file import load_class
+    from shared.code import CodeLoader
+    from tests.conftest import ROOT
+
+    scripted = {"backend": "scripted", "script": {"text": "la la la"}}
+    models = {
+        "default": scripted,
+        "small": {**scripted, "price": {"input": 1.0}},
+        "large": {**scripted, "price": {"input": 1000.0}},
+        "both": {"mixture": {"weights": {"small": 0.99, "large": 0.01}}},
+    }
+    fields = game(scenario="games:Chorus", agents={"count": 300}, rounds=3, models=models)
+    settings = services.settings()
+    spec = ScenarioSpec.model_validate(fields)
+    cls, params = load_class(spec, CodeLoader(settings.prefixes, [ROOT]))
+    found = await estimate(spec, cls, params, settings)
+    assert found.growing
+    outcome = await play(services, fields)
+    assert outcome.state == "finished", outcome.reason
+    total = Usage()
+    for row in outcome.rows:
+        total.merge(row.usage)
+    assert found.requests == total.requests == 900
+    assert found.tokens == pytest.approx(total.tokens_in + total.tokens_out, rel=0.15)
+    assert found.money == pytest.approx(total.money, rel=0.15)
