@@ -7,6 +7,7 @@ prompts to another after a while. Prompts of runs that are over are dropped.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections import OrderedDict
@@ -58,6 +59,7 @@ class ModelServer:
         """Runs that have ended; their prompts need no answer."""
         self._ending: OrderedDict[str, int] = OrderedDict()
         """Runs that ask nothing more, and the life in which: what is under way is still counted."""
+        self._telling: set[asyncio.Task[None]] = set()
         self.lives: dict[str, int] = {}
         """Of runs that were taken up again: which life they are in."""
         self._pools: dict[str, Pool] = {}
@@ -143,20 +145,26 @@ class ModelServer:
             return True
         return life < self.lives.get(run, 1)
 
-    async def _last(self, message: Message) -> None:
+    def _last(self, message: Message) -> None:
         """A run asks nothing more: finish what is under way of it, and say so."""
         told = json.loads(message.data)
         run = str(told["run"])
         self._ending[run] = int(told["life"])
         while len(self._ending) > _REMEMBERED_RUNS:
             self._ending.popitem(last=False)
+        task = asyncio.ensure_future(self._tell_last(run, message.reply))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _tell_last(self, run: str, inbox: str) -> None:
         until = time.monotonic() + _LAST_WITHIN
         said = -1
         while True:
             left = sum(pool.under_way_of(run) for pool in self._pools.values())
             if said < 0 or not left or time.monotonic() > until:
                 answer = {"service": self.bus.process, "left": left}
-                self.bus.send(message.reply, json.dumps(answer).encode())
+                with contextlib.suppress(BusError):  # it goes by what it has heard then
+                    self.bus.send(inbox, json.dumps(answer).encode())
                 said = left
             if not left or time.monotonic() > until:
                 return
@@ -165,8 +173,8 @@ class ModelServer:
     def _status(self, message: Message) -> None:
         status = Status.model_validate_json(message.data)
         if status.kind == "accepted":
+            # It may have the name of one that was deleted.
             self._ending.pop(status.run, None)
-            # It may have the name of one that was deleted
             self.over.pop(status.run, None)
             self.lives.pop(status.run, None)
         if status.kind == "restored":

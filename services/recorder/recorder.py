@@ -93,8 +93,10 @@ class RunRecorder:
         Raises:
             ValueError: it is no status, or the run's manifest can't be read.
         """
-        leftover = self._base / run / "answers.parts"
-        if leftover.exists():  # the recorder was killed before it could clear them away
+        folder = self._base / run
+        leftover = folder / "answers.parts"
+        # Killed before it could clear them away; or while the run was reopened: then they are all.
+        if leftover.exists() and (folder / "answers.parquet").exists():
             await asyncio.to_thread(shutil.rmtree, leftover)
         if delivery.subject == self._subjects.run_status(run):
             status = Status.model_validate_json(delivery.data)

@@ -22,7 +22,7 @@ from populace.scenario_file import read_scenario
 from populace.sweep import read_sweep
 from services.recorder.events import EventTable
 from services.recorder.recorder import RunRecorder
-from services.recorder.tables import RunFolder
+from services.recorder.tables import RunFolder, reopen
 from shared.bus import MemoryBroker, NatsBus
 from shared.codec import pack_plain
 from shared.errors import InvalidInputError
@@ -381,3 +381,22 @@ async def test_messages_that_never_came_are_read_again(tmp_path: Path) -> None:
     folder.finish()
     said = pq.read_table(tmp_path / run / "messages.parquet").to_pylist()
     assert sorted(row["batch"] for row in said) == ["1/1", "2/2"]
+
+
+async def test_a_recorder_that_dies_as_it_reopens_a_run_keeps_all(tmp_path: Path) -> None:
+    """Between the answers' new place and the end of the manifest, they are in the parts alone."""
+    bus, settings, run = MemoryBroker().connect(), Settings(runs_dir=tmp_path), "r"
+    await ensure_streams(bus, settings.subjects)
+    folder = RunFolder(tmp_path / run, run)
+    ended = Status(kind="ended", run=run, state="finished", life=1)
+    folder.add_status(ended)
+    folder.finish()
+    manifest = (tmp_path / run / "manifest.json").read_text()
+    reopen(tmp_path / run, run)
+    (tmp_path / run / "manifest.json").write_text(manifest)
+    await bus.append(settings.subjects.run_status(run), ended.model_dump_json().encode())
+    consumer = await bus.consumer(settings.subjects.stream_runs, durable="recorder")
+    recorder = RunRecorder(ServiceContext("recorder", settings, bus))  # type: ignore[arg-type]
+    (delivery,) = await consumer.fetch(1, timeout=1)
+    await recorder._take(delivery)
+    assert (tmp_path / run / "answers.parts" / "000000.parquet").exists()
