@@ -7,6 +7,7 @@ import fnmatch
 import hashlib
 import os
 import random
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,10 @@ _UNEVEN = 1.25
 holds already (consistent hashing with bounded loads, Mirrokni et al. 2016)."""
 
 
+_OTHERS = re.compile("SECRET|PRIVATE|ACCESS_KEY")
+"""In names of keys that are hardly for models: these must be allowed by their whole names."""
+
+
 def api_key(variable: str | None, settings: Settings) -> str | None:
     """The key in an environment variable that a scenario names.
 
@@ -39,7 +44,8 @@ def api_key(variable: str | None, settings: Settings) -> str | None:
     if variable is None:
         return None
     patterns = [p.strip() for p in settings.api_key_env_allow.split(",")]
-    if not any(fnmatch.fnmatchcase(variable, p) for p in patterns if p):
+    allowed = any(fnmatch.fnmatchcase(variable, p) for p in patterns if p)
+    if not allowed or (_OTHERS.search(variable) and variable not in patterns):
         raise InvalidInputError(
             f"api_key_env names {variable!r}, which scenarios may not read; allowed are "
             f"{settings.api_key_env_allow} (POPULACE_API_KEY_ENV_ALLOW)"

@@ -137,8 +137,12 @@ def test_keys_come_from_allowed_variables_alone(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("HOME_SECRET", "k")
     assert api_key(None, settings) is None
     assert api_key("OTHER_API_KEY", settings) == "k"
-    with pytest.raises(InvalidInputError, match="may not read"):
-        api_key("HOME_SECRET", settings)
+    for secret in ("HOME_SECRET", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(secret, "k")
+        with pytest.raises(InvalidInputError, match="may not read"):
+            api_key(secret, settings)
+    named = Settings(api_key_env_allow="*_KEY, AWS_SECRET_ACCESS_KEY")
+    assert api_key("AWS_SECRET_ACCESS_KEY", named) == "k"
     with pytest.raises(InvalidInputError, match="not set where the model service runs"):
         api_key("MISSING_API_KEY", settings)
 
