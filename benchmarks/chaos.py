@@ -1,10 +1,11 @@
 """Chaos: kill -9 at random moments over all kinds of processes, and look for what was lost.
 
-python -m benchmarks.chaos [--kills N] [--seed S] [--agents N] [--json]
+python -m benchmarks.chaos [--kills N] [--seed S] [--agents N] [--play NAME] [--json]
 
 Three brokers that keep copies of one another, and all services, each killed and started again
 at random moments of small runs whose every answer follows from all that was before. Each run's
-answers are compared with those of a run that nobody disturbed. Counted are answers that are lost,
+answers, and its messages and events where the play records them, are compared with those of a run that
+nobody disturbed. Counted are answers that are lost,
 doubled or different, and requests that a model was asked twice although they were not under way at
 any kill.
 """
