@@ -4,10 +4,9 @@ python -m benchmarks.chaos [--kills N] [--seed S] [--agents N] [--play NAME] [--
 
 Three brokers that keep copies of one another, and all services, each killed and started again
 at random moments of small runs whose every answer follows from all that was before. Each run's
-answers, and its messages and events where the play records them, are compared with those of a run that
-nobody disturbed. Counted are answers that are lost,
-doubled or different, and requests that a model was asked twice although they were not under way at
-any kill.
+answers, and its messages and events where the play records them, are compared with those of a run
+that nobody disturbed. Counted are answers that are lost, doubled or different, and requests that a
+model was asked twice although they were not under way at any kill.
 """
 
 from __future__ import annotations
