@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
+from collections import OrderedDict, deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from populace.models.backends import Backend
 from populace.models.backends.openai import OpenAIBackend
 from populace.models.gate import Gate
-from populace.models.kept import KeptAnswers
+from populace.models.kept import FINAL, KeptAnswers, Key
 from populace.models.serving import NotWantedError, Serving
 from shared.bus import Consumer, Delivery, keep_alive
 from shared.codec import from_public, pack_plain
@@ -35,6 +36,7 @@ STILL_AT_WORK = 6.0
 _MAX_DELIVERIES = 5
 _EXAMPLE = 500
 """Characters of a failure that are shown as an example of its kind."""
+_MOST_LATE = 10_000
 _MOST_MESSAGES = 64
 _PER_MESSAGE = 8
 _REMEMBER = 30.0
@@ -130,6 +132,10 @@ class Pool:
         self._stored: list[tuple[_Lot, ModelRequest, ModelResponse]] = []
         """Answers that are kept, and not given out yet."""
         self._flushing = self._giving = False
+        self._under_way: dict[tuple[str, Key], asyncio.Future[ModelResponse | None]] = {}
+        """Prompts that an engine answers, by run and key."""
+        self._late: OrderedDict[tuple[str, Key], ModelResponse] = OrderedDict()
+        """Answers of late to prompts of lives that another has followed, or may have."""
         self._in_hand: dict[int, _Lot] = {}
         """Messages of prompts under way, by their numbers in the stream."""
         self._closing = False
@@ -249,11 +255,28 @@ class Pool:
             self._turned_away(lot, request)
             return
         lot.asked += 1
-        response = None
-        try:
-            response = await self._ask(lot, request)
-        finally:
-            self.gate.leave(answered=response is not None)
+        late = self._late.get((lot.run, request.key))
+        if late is not None:  # whoever asks looked for it before it was there
+            self.gate.leave()
+            details = {**late.details, "kept": True}
+            late = replace(late, number=request.number, details=details)
+            self._answered_unasked(lot, request, late)
+            return
+        under_way = self._under_way.get((lot.run, request.key))
+        if under_way is not None:
+            # Another life of the run has asked this, and is being answered: that is the answer.
+            self.gate.leave()
+            response = await asyncio.shield(under_way)
+            if response is not None:
+                details = {**response.details, "kept": True}
+                response = replace(response, number=request.number, details=details)
+                self._answered_unasked(lot, request, response)
+                return
+            if not await self.gate.enter():
+                lot.asked -= 1
+                self._turned_away(lot, request)
+                return
+        response = await self._ask_alone(lot, request)
         if response is None:
             if self._over(lot):
                 self.gate.release(1)
@@ -270,7 +293,31 @@ class Pool:
             self.tokens_out += response.tokens_out
             if response.seconds:
                 self.latencies.append(response.seconds)
+        self._remember_late(lot, request, response)
         self._answered(lot, request, response)
+
+    def _remember_late(self, lot: _Lot, request: ModelRequest, response: ModelResponse) -> None:
+        """Answers to what an earlier life asked may come when the next has looked for them."""
+        stale = lot.delivery.attempt > 1 or self._server.is_over(lot.run, lot.life)
+        if stale and response.error_kind in FINAL:
+            self._late[lot.run, request.key] = response
+            while len(self._late) > _MOST_LATE:
+                self._late.popitem(last=False)
+
+    async def _ask_alone(self, lot: _Lot, request: ModelRequest) -> ModelResponse | None:
+        """``_ask``, in the slot that was entered; others with the same prompt can wait for it."""
+        key = lot.run, request.key
+        future: asyncio.Future[ModelResponse | None] = asyncio.get_running_loop().create_future()
+        self._under_way[key] = future
+        response = None
+        try:
+            response = await self._ask(lot, request)
+        finally:
+            self.gate.leave(answered=response is not None)
+            if self._under_way.get(key) is future:
+                del self._under_way[key]
+            future.set_result(response)
+        return response
 
     async def _ask(self, lot: _Lot, request: ModelRequest) -> ModelResponse | None:
         """Have the engine answer; None: it was not asked, as nobody here wants it any more."""
