@@ -296,6 +296,11 @@ class Pool:
         self._remember_late(lot, request, response)
         self._answered(lot, request, response)
 
+    def forget(self, run: str) -> None:
+        """A run begins that has the name of an earlier one, perhaps."""
+        for key in [key for key in self._late if key[0] == run]:
+            del self._late[key]
+
     def _remember_late(self, lot: _Lot, request: ModelRequest, response: ModelResponse) -> None:
         """Answers to what an earlier life asked may come when the next has looked for them."""
         stale = lot.delivery.attempt > 1 or self._server.is_over(lot.run, lot.life)

@@ -177,6 +177,8 @@ class ModelServer:
             self._ending.pop(status.run, None)
             self.over.pop(status.run, None)
             self.lives.pop(status.run, None)
+            for pool in self._pools.values():
+                pool.forget(status.run)
         if status.kind == "restored":
             self.lives[status.run] = max(status.life or 1, self.lives.get(status.run, 1))
             self.over.pop(status.run, None)
