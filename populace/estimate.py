@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from populace.models.accounts import Accounts, PriceTable, Usage, money_of
-from populace.models.mixture import bounds as _bounds
+from populace.models.mixture import bounds
 from populace.personas.people import find_people
 from populace.play import Player
 from populace.scenario import Scenario
@@ -98,14 +98,14 @@ async def estimate(
     async def nobody(_: Status) -> None:
         """Nobody follows."""
 
-    async def play(agents: int, rounds: int) -> Accounts:
+    async def play(agents: int) -> Accounts:
         terms = Terms(prices=prices, keep=False)
         async with local(seed=spec.seed, models=models, settings=settings, terms=terms) as world:
             scenario = cls(
                 world,
                 params=params,
                 seed=spec.seed,
-                rounds=rounds,
+                rounds=played,
                 agents=agents,
                 isolated=False,
                 groups=spec.agents.groups,
@@ -115,13 +115,13 @@ async def estimate(
             return world.accounts
 
     try:
-        accounts = await play(count, played)
+        accounts = await play(count)
     except PopulaceError as error:
         raise PopulaceError(f"the scenario can't be played for an estimate: {error}") from error
     longer: dict[str, float] = {}
     if spec.agents.count > count and spec.agents.groups is None:
         try:
-            fewer = await play(count // 2, played)
+            fewer = await play(count // 2)
         except PopulaceError:  # it can't be played with so few
             fewer = accounts
         longer = _longer(spec, fewer, accounts, count)
@@ -168,8 +168,7 @@ def _by_weight(spec: ScenarioSpec, sums: dict[str, Usage], count: int) -> dict[s
 
 def _shares(weights: tuple[float, ...], size: int) -> list[int]:
     """How many of so many agents each weight gets."""
-    bounds = [0, *_bounds(weights, size)]
-    return [b - a for a, b in itertools.pairwise(bounds)]
+    return [b - a for a, b in itertools.pairwise((0, *bounds(weights, size)))]
 
 
 def _times(usage: Usage, factor: float) -> Usage:

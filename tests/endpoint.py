@@ -21,12 +21,19 @@ class Endpoint:
         self.respond: Callable[[dict[str, Any]], web.StreamResponse] = lambda _: answer("hello")
         self.url = ""
         self.delay = 0.0
+        self.under_way = self.most = 0
+        """Requests under way at once: now, and at most so far."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(body)
         self.headers.append(dict(request.headers))
-        await asyncio.sleep(self.delay)
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            await asyncio.sleep(self.delay)
+        finally:
+            self.under_way -= 1
         if self.replies:
             return self.replies.pop(0)()
         return self.respond(body)

@@ -11,7 +11,7 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from pydantic import ValidationError
@@ -357,9 +357,8 @@ def cancel_(run: Run) -> None:
     typer.echo(f"{run}: cancellation asked for")
 
 
-@app.command()
-def pause(run: Run) -> None:
-    """Stop a run where it is; 'populace resume' goes on from the last finished round."""
+def _tell_player(run: str, action: Literal["pause", "spread"], done: str) -> None:
+    """Ask something of a run that is under way."""
     settings = quiet_settings()
 
     async def work(bus: NatsBus) -> None:
@@ -367,27 +366,23 @@ def pause(run: Run) -> None:
         if info is None:
             raise InvalidInputError(f"there is no run named {run!r}; see 'populace runs'")
         if info.state not in ("accepted", "running"):
-            raise InvalidInputError(f"the run {run!r} can't be paused: it is {info.state}")
-        await control(bus, settings, run, "pause")
+            raise InvalidInputError(f"the run {run!r} can't be {done}: it is {info.state}")
+        await control(bus, settings, run, action)
 
     asyncio.run(with_bus(settings, work))
+
+
+@app.command()
+def pause(run: Run) -> None:
+    """Stop a run where it is; 'populace resume' goes on from the last finished round."""
+    _tell_player(run, "pause", "paused")
     typer.echo(f"{run}: asked to pause; go on with 'populace resume {run}'")
 
 
 @app.command()
 def spread(run: Run) -> None:
     """Give a run workers anew, on the hosts that there are now; its round is begun again."""
-    settings = quiet_settings()
-
-    async def work(bus: NatsBus) -> None:
-        info = await find_run(bus, settings, run)
-        if info is None:
-            raise InvalidInputError(f"there is no run named {run!r}; see 'populace runs'")
-        if info.state not in ("accepted", "running"):
-            raise InvalidInputError(f"the run {run!r} can't be spread anew: it is {info.state}")
-        await control(bus, settings, run, "spread")
-
-    asyncio.run(with_bus(settings, work))
+    _tell_player(run, "spread", "spread anew")
     typer.echo(f"{run}: it takes workers anew")
 
 

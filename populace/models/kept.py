@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from populace.models.serving import Cache
+from populace.models.serving import FINAL, Cache
 from shared.bus import Bus
 from shared.codec import from_public, pack_plain
 from shared.errors import BusError, CodecError
@@ -19,10 +19,6 @@ from shared.subjects import Subjects
 _log = get_logger(__name__)
 
 Key = tuple[int, str, int, int, int]
-
-FINAL = ("", "schema", "refused", "context")
-"""Kinds of responses that asking again would not change: answers, and failures of the prompt's own.
-Others (an endpoint that was away, a budget that was spent) may be answered at another time."""
 
 
 class KeptAnswers:

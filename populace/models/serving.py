@@ -24,9 +24,9 @@ from shared.messages.model import Handling, ModelRequest, ModelResponse, Terms
 from shared.messages.scenario import ModelSpec
 
 _SLOWLY = 0.1
-_KEPT = ("", "schema", "refused", "context")
-"""What is kept for other runs: answers, and failures that asking again would not change; these are
-given only to runs that may ask nothing."""
+FINAL = ("", "schema", "refused", "context")
+"""Kinds of responses that asking again would not change: answers, and failures of the prompt's own.
+Others (an endpoint that was away, a budget that was spent) may be answered at another time."""
 
 
 class Cache(abc.ABC):
@@ -213,7 +213,7 @@ class Serving:
             response = await self._ask(request, terms, wanted)
         else:
             response = await self._ask_within(request, run, terms, wanted)
-        if not key or response.error_kind not in _KEPT:
+        if not key or response.error_kind not in FINAL:
             return response
         await self._cache.put(key, response)
         if request.temperature == 0 and not response.error_kind:

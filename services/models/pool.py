@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from populace.models.backends import Backend
 from populace.models.backends.openai import OpenAIBackend
 from populace.models.gate import Gate
-from populace.models.kept import FINAL, KeptAnswers, Key
-from populace.models.serving import NotWantedError, Serving
+from populace.models.kept import KeptAnswers, Key
+from populace.models.serving import FINAL, NotWantedError, Serving
 from shared.bus import Consumer, Delivery, keep_alive
 from shared.codec import from_public, pack_plain
 from shared.errors import BusError, CodecError, PopulaceError
@@ -237,10 +237,8 @@ class Pool:
             if response is None:
                 left.append(request)
                 continue
-            response.number = request.number
-            response.details["kept"] = True
             lot.asked += 1
-            self._answered_unasked(lot, request, response)
+            self._answered_before(lot, request, response)
         return left
 
     def _over(self, lot: _Lot) -> bool:
@@ -258,9 +256,7 @@ class Pool:
         late = self._late.get((lot.run, request.key))
         if late is not None:  # whoever asks looked for it before it was there
             self.gate.leave()
-            details = {**late.details, "kept": True}
-            late = replace(late, number=request.number, details=details)
-            self._answered_unasked(lot, request, late)
+            self._answered_before(lot, request, late)
             return
         under_way = self._under_way.get((lot.run, request.key))
         if under_way is not None:
@@ -268,9 +264,7 @@ class Pool:
             self.gate.leave()
             response = await asyncio.shield(under_way)
             if response is not None:
-                details = {**response.details, "kept": True}
-                response = replace(response, number=request.number, details=details)
-                self._answered_unasked(lot, request, response)
+                self._answered_before(lot, request, response)
                 return
             if not await self.gate.enter():
                 lot.asked -= 1
@@ -386,6 +380,12 @@ class Pool:
         if lot.left == 0:
             await lot.delivery.ack()
             self._in_hand.pop(lot.delivery.sequence, None)
+
+    def _answered_before(self, lot: _Lot, request: ModelRequest, response: ModelResponse) -> None:
+        """Answer with what another request has got: nothing is charged for it."""
+        details = {**response.details, "kept": True}
+        response = replace(response, number=request.number, details=details)
+        self._answered_unasked(lot, request, response)
 
     def _answered_unasked(self, lot: _Lot, request: ModelRequest, response: ModelResponse) -> None:
         self.gate.unkept += 1
