@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -142,14 +143,15 @@ class ModelHandle:
         spare = (first, len(messages))
         messages.append({"role": "user", "content": prompt})
         messages, spare = _joined(messages, spare)
-        response = await self.generate(
-            messages,
+        generate = functools.partial(
+            self.generate,
             schema=_schema(returns),
             model=model,
             temperature=temperature,
             max_tokens=max_tokens,
             spare=spare,
         )
+        response = await generate(messages)
         found, problem = _as_asked(response, returns)
         if problem and spec.repair:
             # What the class alone knows (its validators) no service can have looked at.
@@ -159,14 +161,7 @@ class ModelHandle:
                 {"role": "assistant", "content": response.text},
                 {"role": "user", "content": told},
             ]
-            response = await self.generate(
-                messages,
-                schema=_schema(returns),
-                model=model,
-                temperature=temperature,
-                max_tokens=max_tokens,
-                spare=spare,
-            )
+            response = await generate(messages)
             found, problem = _as_asked(response, returns)
         if remember:
             self._agent.memory.add_user(prompt)
