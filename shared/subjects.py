@@ -172,6 +172,10 @@ class Subjects:
         """Models' answers, and what was asked, of one round of a run. Captured by a stream."""
         return f"{self.prefix}.kept.{run}.{round_number}"
 
+    def run_of_kept(self, subject: str) -> str:
+        """The run in a subject of ``model_kept``."""
+        return subject.removeprefix(f"{self.prefix}.kept.").partition(".")[0]
+
     def model_cache(self, key: str = "*") -> str:
         """An answer by what was asked, for other runs. Captured by a stream."""
         return f"{self.prefix}.cache.{key}"

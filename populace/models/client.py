@@ -221,6 +221,8 @@ class QueuedModels(ModelClient):
         self._waiting: dict[int, asyncio.Future[ModelResponse]] = {}
         self._asked: dict[int, tuple[str, ModelRequest]] = {}
         """Model and request of those that wait."""
+        self._queued: set[int] = set()
+        """Those of them that the broker has taken."""
         self._queues: dict[str, list[ModelRequest]] = {}
         self._scheduled = False
         self._heard_at = time.monotonic()
@@ -296,6 +298,7 @@ class QueuedModels(ModelClient):
             timer.cancel()
             self._waiting.pop(request.number, None)
             self._asked.pop(request.number, None)
+            self._queued.discard(request.number)
 
     def _forget(self, now: int) -> None:
         """Let go of answers to rounds that are over."""
@@ -333,27 +336,31 @@ class QueuedModels(ModelClient):
         for _ in range(_LOOKS):
             await asyncio.sleep(_LOOK_AFTER)
             left = {n: held for n, held in before.items() if n in self._asked}
-            scripted = [n for n, (model, _) in left.items() if self._is_scripted(model)]
-            if scripted:
-                # Not kept, since they cost nothing: they are asked again.
-                for number in scripted:
-                    model, request = before.pop(number)
-                    self._queues.setdefault(self._pool_of[model], []).append(request)
-                self._again += 1
-                self._flush()
-            if not await self._look_for(left):
+            # Not kept, since they cost nothing: they are asked again.
+            scripted = {n: before.pop(n) for n, held in left.items() if self._is_scripted(held[0])}
+            self._ask_again(scripted)
+            left = {n: held for n, held in left.items() if n not in scripted}
+            if not left:
                 return
+            await self._look_for(left)
+
+    def _ask_again(self, asked: dict[int, tuple[str, ModelRequest]]) -> None:
+        if not asked:
+            return
+        for number, (model, request) in asked.items():
+            self._queued.discard(number)
+            self._queues.setdefault(self._pool_of[model], []).append(request)
+        self._again += 1
+        self._flush()
 
     async def _look_for(self, asked: dict[int, tuple[str, ModelRequest]]) -> bool:
-        """Take what was kept of answers that have not come; False: none of these is kept at all."""
-        by_key = {r.key: n for n, (m, r) in asked.items() if not self._is_scripted(m)}
-        if not by_key:
-            return False
+        """Take what was kept of answers that have not come; gives whether it could be read."""
+        by_key = {request.key: number for number, (_, request) in asked.items()}
         try:
             found = await self._kept.find(self._run, set(by_key))
         except BusError as error:
             _log.warning("kept answers can't be read", error=str(error))
-            return True
+            return False
         for key, response in found.items():
             future = self._waiting.get(by_key[key])
             if future is not None and not future.done():
@@ -362,7 +369,7 @@ class QueuedModels(ModelClient):
         return True
 
     async def _watch(self) -> None:
-        """Look for answers that were lost where nothing has come for long.
+        """Look for what was lost where nothing has come for long.
 
         A node of a cluster may die with an answer that it was to pass on, and neither who sent it
         nor who waits for it was connected to that one.
@@ -371,7 +378,37 @@ class QueuedModels(ModelClient):
             await asyncio.sleep(_STALLED / 4)
             if self._asked and time.monotonic() - self._heard_at > _STALLED:
                 self._heard_at = time.monotonic()  # again after as long
-                await self._look_for(dict(self._asked))
+                await self._find_lost()
+
+    async def _find_lost(self) -> None:
+        """Take answers that are kept; ask again what nobody has in hand.
+
+        A prompt stays in its queue until its answer is kept and sent. So one that is neither in the
+        queue, nor then among the kept answers, is lost, or its answer is and can't be had again.
+        """
+        asked = {n: held for n, held in self._asked.items() if n in self._queued}
+        empty = set()
+        for pool in {self._pool_of[model] for model, _ in asked.values()}:
+            try:
+                queue = self._subjects.model_queue(pool, self._run)
+                waiting, _ = await self._bus.held(self._subjects.stream_models, queue)
+            except BusError as error:
+                _log.warning("a queue can't be looked at", pool=pool, error=str(error))
+                continue
+            if not waiting:
+                empty.add(pool)
+        if asked and not await self._look_for(asked):
+            return
+        lost = {
+            number: held
+            for number, held in asked.items()
+            if self._pool_of[held[0]] in empty
+            and (future := self._waiting.get(number)) is not None
+            and not future.done()
+        }
+        if lost:
+            _log.warning("prompts were lost, and are asked again", count=len(lost))
+            self._ask_again(lost)
 
     def _is_scripted(self, model: str) -> bool:
         return self.models[model].backend == "scripted"
@@ -413,6 +450,7 @@ class QueuedModels(ModelClient):
             while True:
                 try:
                     await self._bus.append(subject, data, message_id=name, timeout=_STORED_WITHIN)
+                    self._queued.update(r.number for r in requests if r.number in self._waiting)
                     return
                 except BusError as error:
                     # A full queue is back-pressure; a broker that is away comes back.

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from populace.models.serving import FINAL, Cache
-from shared.bus import Bus
+from shared.bus import Bus, Message
 from shared.codec import from_public, pack_plain
 from shared.errors import BusError, CodecError
 from shared.ids import new_id
@@ -31,7 +31,7 @@ class KeptAnswers:
     def __init__(self, bus: Bus, subjects: Subjects) -> None:
         self._bus = bus
         self._subjects = subjects
-        self._name = new_id("kept")  # a process has one of these for each pool
+        self._name = new_id("kept")
         self._numbers = 0
 
     async def keep(self, run: str, pairs: list[tuple[ModelRequest, ModelResponse]]) -> None:
@@ -124,20 +124,35 @@ class KeptAnswers:
                 break
         return [found[key] for key in sorted(found, key=lambda k: k[4])], whole
 
+    async def newest(self, messages: int) -> AsyncIterator[tuple[str, Key, ModelResponse]]:
+        """What so many last messages hold, of all runs: run, key and response.
+
+        Raises:
+            BusError: the stream can't be read.
+        """
+        stream, everything = self._subjects.stream_kept, (self._subjects.model_kept(),)
+        async for message in self._bus.read(stream, everything, newest=messages):
+            run = self._subjects.run_of_kept(message.subject)
+            for key, _, response in _rows_of(message):
+                yield run, key, response
+
     async def _rows(
         self, subjects: tuple[str, ...]
     ) -> AsyncIterator[tuple[Key, list[Any], ModelResponse]]:
         async for message in self._bus.read(self._subjects.stream_kept, subjects):
-            try:
-                rows = [
-                    (tuple(key), request, ModelResponse.from_columns(response))
-                    for key, _, request, response in from_public(message.data)
-                ]
-            except (CodecError, ValueError, TypeError) as error:
-                _log.error("kept answers can't be read", subject=message.subject, error=str(error))
-                continue
-            for row in rows:
+            for row in _rows_of(message):
                 yield row
+
+
+def _rows_of(message: Message) -> list[tuple[Key, list[Any], ModelResponse]]:
+    try:
+        return [
+            (tuple(key), request, ModelResponse.from_columns(response))
+            for key, _, request, response in from_public(message.data)
+        ]
+    except (CodecError, ValueError, TypeError) as error:
+        _log.error("kept answers can't be read", subject=message.subject, error=str(error))
+        return []
 
 
 class SharedCache(Cache):

@@ -186,6 +186,7 @@ class Director:
             rounds=spec.rounds,
             agents=spec.agents.count,
             director=self.name,
+            event=digest,
             player=new_id("player"),
         )
         bucket = await self._bus.bucket(self._subjects.bucket_runs)
@@ -193,12 +194,13 @@ class Director:
             await bucket.create(run, info.model_dump_json().encode())
         except RevisionConflictError:
             held = await read_info(self._bus, self._subjects, run)
-            if delivery.attempt > 1 and await self._is_played(run):
-                await delivery.ack()  # by us or another; the acknowledgement was lost
-                return
-            if delivery.attempt == 1 or held is None or held.state != "accepted":
+            # The delivery does not say whether it is the first: a killed broker may have forgotten.
+            if held is None or held.event != digest:
                 _log.error("a scenario was refused: its run's name is taken", run=run)
                 await delivery.term()
+                return
+            if held.state != "accepted" or await self._is_played(run):
+                await delivery.ack()  # by us or another; the acknowledgement was lost
                 return
             if not await take_over(self._bus, self._subjects, info, held):
                 return  # another director takes it

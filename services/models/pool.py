@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from populace.models.backends import Backend
 from populace.models.backends.openai import OpenAIBackend
 from populace.models.gate import Gate
-from populace.models.kept import KeptAnswers, Key
-from populace.models.serving import FINAL, NotWantedError, Serving
+from populace.models.kept import Key
+from populace.models.serving import NotWantedError, Serving
 from shared.bus import Consumer, Delivery, keep_alive
 from shared.codec import from_public, pack_plain
 from shared.errors import BusError, CodecError, PopulaceError
@@ -36,7 +36,6 @@ STILL_AT_WORK = 6.0
 _MAX_DELIVERIES = 5
 _EXAMPLE = 500
 """Characters of a failure that are shown as an example of its kind."""
-_MOST_LATE = 10_000
 _MOST_MESSAGES = 64
 _PER_MESSAGE = 8
 _REMEMBER = 30.0
@@ -58,6 +57,7 @@ class _Lot:
         "inbox",
         "left",
         "life",
+        "repeated",
         "run",
         "terms",
         "turned_away",
@@ -72,9 +72,12 @@ class _Lot:
         deadline: float,
         life: int,
         left: int,
+        repeated: bool,
     ) -> None:
         self.life = life
         """Which life of the run asks."""
+        self.repeated = repeated
+        """Whether another process, or this one, had it before."""
         self.delivery = delivery
         self.inbox = inbox
         self.run = run
@@ -126,7 +129,7 @@ class Pool:
         seconds."""
         self.latencies: deque[float] = deque(maxlen=_LATENCIES)
         """Seconds that the last answers took."""
-        self._kept = KeptAnswers(server.bus, server.subjects)
+        self._kept = server.kept
         self._tasks: set[asyncio.Task[None]] = set()
         self._out: list[tuple[_Lot, ModelRequest, ModelResponse]] = []
         self._stored: list[tuple[_Lot, ModelRequest, ModelResponse]] = []
@@ -134,10 +137,10 @@ class Pool:
         self._flushing = self._giving = False
         self._under_way: dict[tuple[str, Key], asyncio.Future[ModelResponse | None]] = {}
         """Prompts that an engine answers, by run and key."""
-        self._late: OrderedDict[tuple[str, Key], ModelResponse] = OrderedDict()
-        """Answers of late to prompts of lives that another has followed, or may have."""
         self._in_hand: dict[int, _Lot] = {}
         """Messages of prompts under way, by their numbers in the stream."""
+        self._newest = 0
+        """Number of the last message that was taken; the queue gives them out in order."""
         self._closing = False
         self._sent: deque[tuple[float, str, bytes]] = deque()
         self._sent_bytes = 0
@@ -194,7 +197,10 @@ class Pool:
             return  # this process was too slow to say that it is still at work
         self.gate.take(len(requests))
         self.used_at = time.monotonic()
-        lot = _Lot(delivery, inbox, run, terms, deadline, life, len(requests))
+        # A broker that was killed may have forgotten that it has given this out.
+        repeated = delivery.attempt > 1 or delivery.sequence < self._newest
+        self._newest = max(self._newest, delivery.sequence)
+        lot = _Lot(delivery, inbox, run, terms, deadline, life, len(requests), repeated)
         self._in_hand[delivery.sequence] = lot
         self._start(self._answer_lot(lot, requests))
 
@@ -206,7 +212,8 @@ class Pool:
     async def _answer_lot(self, lot: _Lot, requests: list[ModelRequest]) -> None:
         alive = asyncio.ensure_future(keep_alive(lot.delivery, STILL_AT_WORK))
         try:
-            if lot.delivery.attempt > 1:
+            await self._server.late.ready()
+            if lot.repeated:
                 try:
                     requests = await self._without_kept(lot, requests)
                 except BusError as error:
@@ -253,8 +260,8 @@ class Pool:
             self._turned_away(lot, request)
             return
         lot.asked += 1
-        late = self._late.get((lot.run, request.key))
-        if late is not None:  # whoever asks looked for it before it was there
+        late = self._server.late.get(lot.run, request.key)
+        if late is not None:
             self.gate.leave()
             self._answered_before(lot, request, late)
             return
@@ -290,18 +297,11 @@ class Pool:
         self._remember_late(lot, request, response)
         self._answered(lot, request, response)
 
-    def forget(self, run: str) -> None:
-        """A run begins that has the name of an earlier one, perhaps."""
-        for key in [key for key in self._late if key[0] == run]:
-            del self._late[key]
-
     def _remember_late(self, lot: _Lot, request: ModelRequest, response: ModelResponse) -> None:
         """Answers to what an earlier life asked may come when the next has looked for them."""
-        stale = lot.delivery.attempt > 1 or self._server.is_over(lot.run, lot.life)
-        if stale and response.error_kind in FINAL:
-            self._late[lot.run, request.key] = response
-            while len(self._late) > _MOST_LATE:
-                self._late.popitem(last=False)
+        late = self._server.late
+        if lot.repeated or late.watchful or self._server.is_over(lot.run, lot.life):
+            late.put(lot.run, request.key, response)
 
     async def _ask_alone(self, lot: _Lot, request: ModelRequest) -> ModelResponse | None:
         """``_ask``, in the slot that was entered; others with the same prompt can wait for it."""

@@ -15,9 +15,10 @@ from typing import Any
 
 from populace.models.accounts import KEPT_FOR, BudgetKeeper, SharedBudget
 from populace.models.backends import Backend, make_backend
-from populace.models.kept import SharedCache
+from populace.models.kept import KeptAnswers, SharedCache
 from populace.models.limits import RateLimiter, SharedPace, endpoint_key
 from populace.models.serving import Serving
+from services.models.late import LateAnswers
 from services.models.pool import Pool
 from shared.bus import KeyValue, Message
 from shared.errors import BusError, PopulaceError
@@ -55,6 +56,8 @@ class ModelServer:
         self.bus = context.bus
         self.settings = context.settings
         self.subjects = context.settings.subjects
+        self.kept = KeptAnswers(context.bus, context.settings.subjects)
+        self.late = LateAnswers(self.kept)
         self.over: OrderedDict[str, None] = OrderedDict()
         """Runs that have ended; their prompts need no answer."""
         self._ending: OrderedDict[str, int] = OrderedDict()
@@ -177,8 +180,7 @@ class ModelServer:
             self._ending.pop(status.run, None)
             self.over.pop(status.run, None)
             self.lives.pop(status.run, None)
-            for pool in self._pools.values():
-                pool.forget(status.run)
+            self.late.forget(status.run)
         if status.kind == "restored":
             self.lives[status.run] = max(status.life or 1, self.lives.get(status.run, 1))
             self.over.pop(status.run, None)
@@ -192,6 +194,7 @@ class ModelServer:
 
     def _event(self, event: str, _: str) -> None:
         if event == "reconnected":
+            self.late.read()
             for pool in self._pools.values():
                 pool.send_again()
 
@@ -345,6 +348,7 @@ class ModelServer:
         self.usage = await patiently(
             lambda: self.bus.bucket(self.subjects.bucket_usage, ttl=KEPT_FOR), "the accounts"
         )
+        self.late.read()
         self.bus.on_event(self._event)
         await self.bus.subscribe(self.subjects.run_status(), self._status)
         await self.bus.subscribe(self.subjects.model_last, self._last)
@@ -365,6 +369,7 @@ class ModelServer:
             # With a bound, and loops that look for themselves: the client's publish can swallow a
             # cancellation.
             await asyncio.wait(background, timeout=_END_WITHIN)
+            self.late.close()
             await self._finish(dict(self._pools), _FINISH_WITHIN)
             closing = [asyncio.ensure_future(b.close()) for b in self._budgets.values()]
             if closing:

@@ -328,12 +328,18 @@ class Bus(abc.ABC):
 
     @abc.abstractmethod
     def read(
-        self, stream: str, subjects: tuple[str, ...], *, patience: float = 30.0
+        self,
+        stream: str,
+        subjects: tuple[str, ...],
+        *,
+        newest: int = 0,
+        patience: float = 30.0,
     ) -> AsyncIterator[Message]:
         """What the stream holds on the subjects by now, oldest first; then it ends.
 
         What is added meanwhile may come too. Each message comes once, whatever becomes of the
-        connection.
+        connection. With ``newest``, only those come that are among so many last numbers of the
+        stream, counted from the last of these subjects.
 
         Raises:
             BusError: nothing came for ``patience`` seconds though there is more.

@@ -555,11 +555,22 @@ class MemoryBus(Bus):
                     yield None
 
     async def read(
-        self, stream: str, subjects: tuple[str, ...], *, patience: float = 30.0
+        self,
+        stream: str,
+        subjects: tuple[str, ...],
+        *,
+        newest: int = 0,
+        patience: float = 30.0,
     ) -> AsyncIterator[Message]:
         """See ``Bus.read``."""
-        for stored in list(self._stream(stream).messages.values()):
-            if any(subject_matches(subject, stored.subject) for subject in subjects):
+        found = {
+            number: stored
+            for number, stored in self._stream(stream).messages.items()
+            if any(subject_matches(subject, stored.subject) for subject in subjects)
+        }
+        first = max(found, default=0) - newest if newest else 0
+        for number, stored in found.items():
+            if number > first:
                 yield Message(stored.subject, stored.data, "", stored.headers)
 
     async def bucket(

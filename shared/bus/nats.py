@@ -818,7 +818,12 @@ class NatsBus(Bus):
             await inner.unsubscribe()
 
     async def read(
-        self, stream: str, subjects: tuple[str, ...], *, patience: float = 30.0
+        self,
+        stream: str,
+        subjects: tuple[str, ...],
+        *,
+        newest: int = 0,
+        patience: float = 30.0,
     ) -> AsyncIterator[Message]:
         """See ``Bus.read``."""
         last = end = 0
@@ -830,6 +835,8 @@ class NatsBus(Bus):
                 try:
                     if inner is None:
                         end = await self._ends_at(stream, subjects)
+                        if newest and not last:
+                            last = max(0, end - newest)
                         if end <= last:
                             return
                         inner, left = await self._reader(stream, subjects, last)

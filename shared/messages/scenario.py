@@ -396,6 +396,8 @@ class RunInfo(BaseModel):
     rounds_done: int = 0
     agents: int = 0
     director: str = ""
+    event: str = ""
+    """What tells the scenario event that it began with from others."""
     created: float = Field(default_factory=time.time)
     """Unix time, seconds."""
     updated: float = Field(default_factory=time.time)

@@ -24,7 +24,7 @@ from populace.world import open_world
 from shared.bus import NatsBus
 from shared.errors import NoRespondersError
 from shared.messages.model import ModelRequest, Terms, pool_name
-from shared.messages.scenario import Limits, ModelSpec, ScenarioSpec
+from shared.messages.scenario import Limits, ModelSpec, ScenarioSpec, ScriptSpec
 from shared.streams import ensure_streams
 from tests.conftest import Broker, Services, start_service, unique, wait_until
 from tests.endpoint import Endpoint, answer
@@ -303,19 +303,29 @@ async def test_pools_of_one_endpoint_take_turns(three: Any, endpoint: Endpoint) 
     await bus.drain()
 
 
-async def test_a_killed_worker_bills_nothing_twice(three: Any, endpoint: Endpoint) -> None:
-    """All are answered; what was answered and kept before the kill is not asked again."""
+@pytest.mark.parametrize("forgetful", [False, True])
+async def test_a_killed_worker_bills_nothing_twice(
+    three: Any, endpoint: Endpoint, forgetful: bool
+) -> None:
+    """All are answered; what was answered and kept before the kill is not asked again.
+
+    Also if the broker has forgotten what it had given out, as one may that is killed as well.
+    """
     broker, start = three
     first = start()
     endpoint.delay = 0.3
     endpoint.respond = lambda body: answer(body["messages"][-1]["content"])
     bus = await NatsBus.connect(broker.settings(), broker.url)
-    models = await queue(bus, broker, openai(endpoint, concurrency=50))
+    spec = openai(endpoint, concurrency=50)
+    models = await queue(bus, broker, spec)
     waiting = [asyncio.ensure_future(models.request("default", r)) for r in prompts(models, 200)]
     await wait_until(lambda: len(endpoint.requests) >= 125, 30, "the middle")
     first.kill()
     first.wait(10)
     asked = len(endpoint.requests)
+    if forgetful:
+        stream = broker.settings().subjects.stream_models
+        await bus._js.delete_consumer(stream, f"pool-{pool_name(spec)}")
     start()
     responses = await asyncio.wait_for(asyncio.gather(*waiting), 60)
     assert [r.text for r in responses] == [f"number {i}" for i in range(200)]
@@ -536,6 +546,35 @@ async def test_an_answer_that_was_lost_on_its_way_is_found(
     )
     assert [r.text for r in responses] == ["hello"] * 5
     assert len(endpoint.requests) == 5
+    await models.close()
+    await bus.drain()
+
+
+@pytest.mark.parametrize("scripted", [False, True])
+async def test_prompts_that_nobody_has_in_hand_are_asked_again(
+    services: Services, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, scripted: bool
+) -> None:
+    """Their queue has lost them; as long as it holds them they are left alone."""
+    monkeypatch.setattr(client_module, "_STALLED", 1.0)
+    settings = services.settings()
+    bus = await NatsBus.connect(settings, services.broker.url)
+    spec = openai(endpoint)
+    if scripted:
+        spec = ModelSpec(backend="scripted", script=ScriptSpec(text=unique()))
+    models = await queue(bus, services.broker, spec)
+    pool, nobody = pool_name(spec), "nobody-serves-it"
+    models._pool_of["default"] = nobody
+    models._specs[nobody], models._per_message[nobody] = spec, 8
+    asked = [asyncio.ensure_future(models.request("default", r)) for r in prompts(models, 3)]
+    await wait_until(lambda: len(models._queued) == 3, 10, "their queue has them")
+    await models._find_lost()
+    assert len(models._queued) == 3
+    lost = settings.subjects.model_queue(nobody, models._run)
+    await bus.purge(settings.subjects.stream_models, lost)
+    models._pool_of["default"] = pool  # where they go now
+    responses = await asyncio.wait_for(asyncio.gather(*asked), 20)
+    assert [r.error_kind for r in responses] == [""] * 3
+    assert len(endpoint.requests) == (0 if scripted else 3)
     await models.close()
     await bus.drain()
 

@@ -238,15 +238,18 @@ async def test_a_service_is_killed_and_started_again(
 async def test_a_director_stumbles_between_record_and_start(
     installation: Installation, bus: NatsBus, tmp_path: Path, durability: str
 ) -> None:
-    """It can't keep a scenario for a moment, or dies: nothing has begun, so all begins anew."""
+    """It can't keep a scenario for a moment, or dies: nothing has begun, so all begins anew.
+
+    Also if the broker forgets that it has given the scenario out, as one may that is killed.
+    """
     made = installation
     made.kill("director")
     made.modules["director"] = "tests.services.stumbling_director"
     try:
         made.start("director")
         await made.ready(bus)
-        killed = str(tmp_path / "killed")
-        for name in ("stumbles", killed):
+        killed, forgotten = str(tmp_path / "killed"), str(tmp_path / "killed-forgotten")
+        for name in ("stumbles", killed, forgotten):
             fields = {
                 "name": name,
                 "scenario": "games:Bell",
@@ -259,8 +262,11 @@ async def test_a_director_stumbles_between_record_and_start(
                 "run": unique("r"),
             }
             run = await start(bus, installation, fields)
-            if name == killed:
+            if name != "stumbles":
                 made.services.pop("director").wait(30)
+                if name == forgotten:
+                    stream = installation.settings().subjects.stream_scenarios
+                    await bus._js.delete_consumer(stream, "directors")
                 made.start("director")
             outcome = await watch(bus, installation, run)
             assert (outcome.state, outcome.reason) == ("finished", "")

@@ -363,7 +363,11 @@ async def test_reading_ends_with_what_is_held(bus_maker: Maker) -> None:
     found = [int(m.data) async for m in bus.read(name, (subject,))]
     assert found == list(range(250))
     assert time.monotonic() - began < 2
-    assert len([m async for m in bus.read(name, (subject, f"{name}.other"))]) == 255
+    both = subject, f"{name}.other"
+    assert len([m async for m in bus.read(name, both)]) == 255
+    newest = [m.data async for m in bus.read(name, both, newest=51)]
+    assert newest == [b"200", b"not this", *(str(i).encode() for i in range(201, 250))]
+    assert len([m async for m in bus.read(name, both, newest=1000)]) == 255
 
 
 async def test_a_bucket_of_values(bus_maker: Maker) -> None:
