@@ -30,6 +30,8 @@ _ITS_LIMIT = re.compile(
     r"(?:maximum context length (?:is|of)|n_ctx\"?:?|context size \()\D{0,3}"
     r"(\d{1,3}(?:[,._ ]\d{3})+|\d{3,8})(?![\d])"
 )
+_IN_A_ROW = 8
+"""Refusals for asking too much, without an answer between, after which to pause altogether."""
 _AWAY = 1.0
 _LONGEST_AWAY = 15.0
 _ASIDE_WITHIN = 10.0
@@ -69,6 +71,8 @@ class Endpoint:
         self._chat = URL(f"{url}/v1/chat/completions")
         self._session: aiohttp.ClientSession | None = None
         self._faults = 0
+        self._limited = self._storms = 0
+        """Refusals in a row for asking too much, and pauses in a row for that."""
         self._until = 0.0
         self._down_since: float | None = None
         self._probing = False
@@ -132,7 +136,9 @@ class Endpoint:
                 text = await _read(reply)
                 if reply.status not in _GATEWAY:
                     self._faults, self._down_since = 0, None  # whatever it says, it is there
-                if reply.status != 200:
+                if reply.status == 200:
+                    self._limited = self._storms = 0
+                else:
                     return self._refused(request, reply, text.decode("utf-8", "replace"))
             content = orjson.loads(text)
         except aiohttp.ConnectionTimeoutError as error:  # before it could be asked anything
@@ -173,6 +179,20 @@ class Endpoint:
         text = f"the model endpoint {self.url} can't be reached: {said!s}"
         return self.failed(request, "unreachable", text, 0.0)
 
+    def _is_limited(self, retry_after: float) -> None:
+        """It asks for less.
+
+        Where it does so again and again without saying for how long, the pause grows.
+        """
+        if retry_after > 0:
+            self.leave_alone(min(retry_after, _LONGEST_PAUSE))
+        elif self.away_for <= 0:
+            self._limited += 1
+            if self._limited >= _IN_A_ROW:
+                self.leave_alone(min(_LONGEST_PAUSE, _AWAY * 2 ** min(self._storms, 6)))
+                self._limited = 0
+                self._storms += 1
+
     def _body(self, request: ModelRequest) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._model,
@@ -201,7 +221,7 @@ class Endpoint:
             if reply.status in _GATEWAY:
                 return self._is_down(request, message, pause)
             if reply.status == 429:
-                self.leave_alone(min(pause, _LONGEST_PAUSE))
+                self._is_limited(pause)
             return self.failed(
                 request, "rate_limit" if reply.status == 429 else "unreachable", message, pause
             )

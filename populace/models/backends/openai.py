@@ -19,6 +19,8 @@ from shared.messages.model import ModelRequest, ModelResponse
 from shared.settings import Settings
 
 _ATTEMPTS = 5
+_LIMITED_ATTEMPTS = 10
+"""Of requests that end with a 429: the endpoint is there, and their turn comes."""
 _SLOW_ATTEMPTS = 2
 """Of requests that end with a time-out: each may have taken minutes."""
 _PAUSE = 0.5
@@ -204,7 +206,8 @@ class OpenAIBackend(Backend):
         if endpoint.down_for > 0:
             return time.monotonic() - began > self._patience
         slow = response.error_kind == "timeout" and attempt >= _SLOW_ATTEMPTS
-        return slow or attempt >= _ATTEMPTS
+        limited = response.error_kind == "rate_limit"
+        return slow or attempt >= (_LIMITED_ATTEMPTS if limited else _ATTEMPTS)
 
     def _choose(self, messages: list[dict[str, Any]]) -> Endpoint:
         """The endpoint that has seen how this prompt begins, unless it is busy or away."""

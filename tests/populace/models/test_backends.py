@@ -73,7 +73,7 @@ async def test_passing_faults_are_tried_again(endpoint: Endpoint, backend: OpenA
         (lambda: web.Response(status=400, text="bad prompt"), "refused", "400 .*bad prompt", 1),
         (lambda: web.Response(status=401, text="key s3cret?"), "refused", r"key \*\*\*\?", 1),
         (lambda: web.Response(status=500, text="oops"), "unreachable", "500 .*oops", 5),
-        (lambda: web.Response(status=429, text="slow"), "rate_limit", "429 .*slow", 5),
+        (lambda: web.Response(status=429, text="slow"), "rate_limit", "429 .*slow", 10),
         (lambda: web.Response(text="no json"), "refused", "something else than JSON", 5),
         (lambda: web.json_response({"x": 1}), "refused", "without a choice", 5),
         (
@@ -87,7 +87,7 @@ async def test_passing_faults_are_tried_again(endpoint: Endpoint, backend: OpenA
 async def test_refusals(  # type: ignore[no-untyped-def]
     endpoint: Endpoint, backend: OpenAIBackend, reply, kind: str, text: str, tries: int
 ) -> None:
-    endpoint.replies = [reply] * 10
+    endpoint.replies = [reply] * 12
     response = await backend.answer(prompt())
     assert response.error_kind == kind
     assert pytest.importorskip("re").search(text, response.error)

@@ -66,6 +66,40 @@ async def test_endpoints_are_left_alone_as_long_as_they_say(
     await backend.close()
 
 
+async def test_a_long_storm_that_does_not_say_how_long(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many a window, far fewer than are asked at once: all are served, and few asked in vain."""
+    monkeypatch.setattr(openai, "_PAUSE", 0.1)
+    monkeypatch.setattr(endpoint_module, "_AWAY", 0.2)
+    window, allowed, count = 0.5, 20, 200
+    began, used, refused = 0.0, 0, 0
+
+    def respond(_: Any) -> web.Response:
+        nonlocal began, used, refused
+        now = time.monotonic()
+        if now - began > window:
+            began, used = now, 0
+        used += 1
+        if used > allowed:
+            refused += 1
+            return web.Response(status=429)
+        return answer("in time")
+
+    endpoint.respond = respond
+    backend = await backend_of(endpoint.url)
+    slots = asyncio.Semaphore(100)
+
+    async def ask() -> ModelResponse:
+        async with slots:
+            return await backend.answer(prompt())
+
+    responses = await asyncio.gather(*(ask() for _ in range(count)))
+    assert [r.text for r in responses] == ["in time"] * count
+    assert refused < 3 * count
+    await backend.close()
+
+
 async def test_an_endpoint_that_was_long_away_is_used_again(endpoint: Endpoint) -> None:
     async with serving() as other:
         backend = await backend_of(endpoint.url, other.url, patience=0.2)
