@@ -112,20 +112,22 @@ class Scenario:
         count: int | None = None,
         name: str | None = None,
         isolated: bool | None = None,
-        personas: str | None = None,
+        personas: Any = None,
         **kwargs: Any,
     ) -> Population:
         """Make a population; default: as the scenario file asks for (``personas=""``: nobody).
 
         See ``World.population`` for the arguments and errors.
         """
+        if personas is None:
+            personas = self.personas
         return await self.world.population(
             cls,
             *args,
             count=self.agents if count is None else count,
             name=name,
             isolated=self.isolated if isolated is None else isolated,
-            personas=self.personas if personas is None else personas or None,
+            personas=None if isinstance(personas, str) and not personas else personas,
             **kwargs,
         )
 

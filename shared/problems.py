@@ -23,7 +23,7 @@ def first_problem(error: ValidationError, model: type[BaseModel] | None = None) 
     if first["type"] == "extra_forbidden":
         text = "is not a key that is known here"
         if model is not None:
-            text += _instead(str(first["loc"][-1]), _keys_at(model, first["loc"][:-1]))
+            text += instead(str(first["loc"][-1]), _keys_at(model, first["loc"][:-1]))
     elif first["type"] == "missing":
         text = "is missing"
     elif first["type"] in ("model_type", "model_attributes_type", "dict_type"):
@@ -31,7 +31,8 @@ def first_problem(error: ValidationError, model: type[BaseModel] | None = None) 
     return f"{where}: {text}" if where else text
 
 
-def _instead(key: str, known: list[str]) -> str:
+def instead(key: str, known: list[str]) -> str:
+    """What may have been meant by an unknown key, as the end of a sentence."""
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     if near:
         return f"; did you mean {near[0]!r}?"

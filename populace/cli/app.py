@@ -31,7 +31,8 @@ from populace.cli.session import (
 )
 from populace.errors import ScenarioError
 from populace.models.accounts import PriceTable
-from populace.personas.people import find_people
+from populace.models.mixture import mixture_notes
+from populace.personas.people import find_people, known_attributes
 from populace.retention import retention_notes
 from populace.runs import (
     Outcome,
@@ -166,10 +167,13 @@ def _check(settings: Settings, file: ScenarioFile) -> None:
     if file.spec.agents.personas is not None:
         try:
             folder = Path(file.spec.folder or ".")
-            find_people(file.spec.agents.personas, folder, settings.personas_dir)
+            source = find_people(file.spec.agents.personas, folder, settings.personas_dir)
+            attributes = known_attributes(source, file.spec.agents.count)
         except InvalidInputError as error:
             place = file.where(("agents", "personas"))
             raise ScenarioError(f"{place}: agents.personas: {error}") from None
+        for note in mixture_notes(file.spec.models, attributes):
+            show.complain(f"note: {note}")
     PriceTable(settings.prices).check_budget(file.spec)
     for note in retention_notes(file.spec, settings):
         show.complain(f"note: {note}")

@@ -4,14 +4,37 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from populace._random import shuffled_place
 from populace.errors import ModelFailure
-from shared.messages.scenario import Mixture
+from shared.messages.scenario import Mixture, ModelSpec
+from shared.problems import instead
 
 if TYPE_CHECKING:
     from populace.agent import Agent
+
+
+def mixture_notes(models: Mapping[str, ModelSpec], attributes: list[str]) -> list[str]:
+    """A sentence for each mixture that goes by what is not known of the people.
+
+    Args:
+        models: of the scenario, by name.
+        attributes: what is known of its people.
+    """
+    notes = []
+    for name, model in models.items():
+        by = model.mixture.by if model.mixture is not None else None
+        if by is not None and by not in attributes:
+            assert model.mixture is not None
+            rest = model.mixture.choose.get("*")
+            then = f"all of them ask {rest!r}" if rest else "what they ask of it fails"
+            notes.append(
+                f"the mixture {name!r} goes by {by!r}, which is not among the attributes of the "
+                f"agents' personas{instead(by, attributes).rstrip('?')}; {then}"
+            )
+    return notes
 
 
 def chosen(mixture: Mixture, name: str, agent: Agent) -> str:

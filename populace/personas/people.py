@@ -48,9 +48,8 @@ class Persona(Mapping[str, Any]):
             raise AttributeError(name)
         try:
             return self[name]
-        except KeyError:
-            there = ", ".join(self._people.names)
-            raise AttributeError(f"this persona has no {name!r} (it has: {there})") from None
+        except KeyError as error:
+            raise AttributeError(error.args[0]) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._people.names)
@@ -81,6 +80,7 @@ class People:
     def __init__(self, table: pa.Table) -> None:
         self._table = table.combine_chunks()
         self.names: list[str] = table.column_names
+        self._names = frozenset(self.names)
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -91,6 +91,8 @@ class People:
         Raises:
             KeyError: there is no such attribute.
         """
+        if name not in self._names:
+            raise KeyError(f"this persona has no {name!r} (it has: {', '.join(self.names)})")
         return self._table.column(name)[row].as_py()
 
     def column(self, name: str) -> pa.ChunkedArray:
@@ -166,11 +168,41 @@ def load_people(source: str, roots: Sequence[Path], count: int, start: int, stop
             ) from None
         return People(Sampler(PopulationFile(path, {"size": count})).rows(start, stop))
     table = read_rows(path)
-    if table.num_rows < count:
-        raise InvalidInputError(
-            f"{path.name} holds {table.num_rows:,} people, fewer than the {count:,} agents"
-        )
+    _are_enough(path, table.num_rows, count)
     return People(table.slice(start, stop - start))
+
+
+def _are_enough(path: Path, rows: int, count: int) -> None:
+    if rows < count:
+        raise InvalidInputError(
+            f"{path.name} holds {rows:,} people, fewer than the {count:,} agents"
+        )
+
+
+def known_attributes(source: str, count: int) -> list[str]:
+    """Names of what is known of the people, once it is sure that there are enough of them.
+
+    Args:
+        source: what ``find_people`` gave.
+        count: number of agents of the whole population.
+
+    Raises:
+        InvalidInputError: the file can't be used, or holds too few people.
+        PopulationError: it is a population file that can't be used.
+    """
+    path = Path(source).resolve()
+    if path.suffix != ".parquet" or source.startswith(_TEMPLATE):
+        return load_people(source, [path.parent], count, 0, 1).names
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    try:  # what it says of itself: it may hold millions of texts
+        file = pa.parquet.ParquetFile(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InvalidInputError(f"{path} can't be read: {error}") from None
+    with file:
+        _are_enough(path, file.metadata.num_rows, count)
+        return list(file.schema_arrow.names)
 
 
 def find_matching(source: str, count: int, condition: str) -> list[int]:

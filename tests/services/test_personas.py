@@ -18,7 +18,7 @@ from populace.personas.sampling import Sampler, save
 from populace.personas.spec import TEMPLATES, PopulationFile
 from populace.world import open_world
 from tests.conftest import Services, unique
-from tests.services.games import Resident
+from tests.services.games import Resident, Town
 from tests.services.test_runs import game, play
 
 
@@ -86,6 +86,34 @@ async def test_personas_are_part_of_prompts(tmp_path: Path) -> None:
         "Answer in one word.\n\nYou are Bob.",
         "Answer in one word.",
     ]
+
+
+class Frame:
+    """Rows as pandas and polars give them away: and neither says whether it is true."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self._table = pa.Table.from_pylist(rows)
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value of a frame is ambiguous")
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+async def test_people_that_a_scenario_has_at_hand() -> None:
+    rows = Frame([{"age": 30 + i, "education": "none"} for i in range(3)])
+    async with populace.local() as world:
+        scenario = populace.Scenario(
+            world, params=Town.Params(), seed=1, rounds=1, agents=3, personas="nobody-stored-them"
+        )
+        told = await (await scenario.population(Resident, personas=rows)).who()
+        assert [t["number"] for t in told] == [30.0, 31.0, 32.0]
+        nobody = await scenario.population(Resident, name="nobody", personas="")
+        with pytest.raises(InvalidInputError, match="no personas"):
+            nobody.where("age > 1")
+        with pytest.raises(InvalidInputError, match="there are no people named"):
+            await scenario.population(Resident, name="file")
 
 
 @pytest.mark.parametrize("kind", ["list", "arrow"])

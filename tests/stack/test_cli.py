@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -145,6 +147,40 @@ def test_check(shell: Shell) -> None:
     assert "good; 10,000 agents, 2 rounds" in out
     code, out, _ = shell.run("check", DUMMY, "--agents", "5", "--json")
     assert json.loads(out)["agents"] == {"count": 5, "isolated": False}
+
+
+def test_check_looks_at_the_people(shell: Shell) -> None:
+    (shell.folder / "games.py").write_text(
+        "from populace import Scenario\n\n\nclass Empty(Scenario):\n"
+        "    async def round(self, n):\n        pass\n"
+    )
+    (shell.folder / "people.csv").write_text("education,age\nnone,30\nnone,40\n")
+    pq.write_table(pa.table({"education": ["none"] * 3}), shell.folder / "people.parquet")
+    (shell.folder / "few.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "name": "few",
+                "scenario": "games:Empty",
+                "agents": {"count": 2, "personas": "people.csv"},
+                "models": {
+                    "default": {"backend": "scripted"},
+                    "small": {"backend": "scripted"},
+                    "both": {"mixture": {"by": "eduction", "choose": {"*": "small"}}},
+                },
+            }
+        )
+    )
+    code, out, err = shell.run("check", "few.yaml")
+    assert code == 0
+    assert "good; 2 agents" in out
+    assert "the mixture 'both' goes by 'eduction'" in err
+    assert "did you mean 'education'; all of them ask 'small'" in err
+    for people, there in (("people.csv", 2), ("people.parquet", 3)):
+        code, _, err = shell.run(
+            "check", "few.yaml", "--agents", "9", "--set", f"agents.personas={people}"
+        )
+        assert code == 2
+        assert f"{people} holds {there} people, fewer than the 9 agents" in one_sentence(err)
 
 
 def test_up_twice_publish_watch_results_down(shell: Shell) -> None:
