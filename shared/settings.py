@@ -35,6 +35,10 @@ class Settings(BaseSettings):
     replicas: int = Field(default=1, ge=1, le=5)
     """Copies that a cluster of brokers keeps of each stream and bucket: with 3, one of three
     brokers may die. Only what is made anew heeds it."""
+    broker_sync: str = Field(default="1s", pattern=r"^(always|[1-9][0-9]*(ms|s|m|h))$")
+    """How often the embedded broker has the disk keep what it was given (fsync): it is what a power
+    cut of the machine may cost; killed processes lose nothing in any case. "always": each time,
+    before it says so."""
     prefix: str = "populace"
     """First token of every subject, so that installations can share a broker."""
     home: Path = Path(".populace")

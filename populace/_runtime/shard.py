@@ -6,6 +6,7 @@ import asyncio
 import copy
 import functools
 import inspect
+import sys
 import time
 import traceback
 from collections import deque
@@ -234,6 +235,7 @@ class Shard:
         self.round_key = round_key(self._stream_key, 0)
         """What the agents' random streams of this round start from."""
         self.agents: list[Any] = [None] * size
+        self._grows = size == 0
         self.people: People | None = None
         """Who its agents are, where that was said."""
         self.some_did = self.some_remember = False
@@ -623,6 +625,11 @@ class Shard:
             self.answer(group, position, None)
         here.group = None
         self.worker.agents_created(stop - start)
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of its agents within the population, also of those that may still come."""
+        return range(self.offset, sys.maxsize if self._grows else self.offset + len(self.agents))
 
     def _put(self, index: int, value: Any) -> None:
         if index >= len(self.agents):

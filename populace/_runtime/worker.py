@@ -35,6 +35,7 @@ from populace.environment import Environment
 from populace.errors import StateError
 from populace.events import Event
 from populace.models.client import ModelClient
+from populace.models.kept import Part
 from populace.personas.people import load_people
 from populace.proxy import AgentProxy, register_proxies
 from shared.bus import Bus, Message, Subscription
@@ -236,6 +237,13 @@ class Worker:
         for index, *arguments in shard.listeners:
             await self._listen_as_before(shard, index, arguments, new=True)
         return ShardOpened(shard=request.shard)
+
+    def part(self) -> Part:
+        """The agents that are here, environments included."""
+        found: dict[str, list[range]] = {}
+        for shard in self._shards.values():
+            found.setdefault(shard.population, []).append(shard.numbers)
+        return Part(found)
 
     def _load_agent(self, path: str, folder: str | None) -> type[Agent]:
         cls: type[Agent] = self.loader.load(path, Agent, folder)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import abc
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from populace.models.accounts import Accounts, BudgetKeeper, OwnBudget, PriceTable
 from populace.models.backends import make_backend
-from populace.models.kept import KeptAnswers, Key
+from populace.models.kept import EVERYBODY, KeptAnswers, Key, Part
 from populace.models.limits import OwnPace, RateLimiter
 from populace.models.serving import OwnCache, Serving
 from shared.bus import Bus, Message, Subscription
@@ -39,6 +39,9 @@ _STORED_WITHIN = 3.0
 _REGISTER_EVERY = 120.0
 _LOOKS, _LOOK_AFTER = 5, 2.0
 """How often, and after how many seconds, answers are looked for that a broken connection lost."""
+_NEWEST = 1000
+"""Messages of kept answers for each second in which some may have been lost; there are hardly as
+many."""
 _STALLED = 30.0
 """Seconds without any answer after which those that are kept are looked for."""
 
@@ -52,6 +55,8 @@ class ModelClient(abc.ABC):
 
     def __init__(self, models: dict[str, ModelSpec]) -> None:
         self.models = models
+        self.part: Callable[[], Part] = lambda: EVERYBODY
+        """Gives whose answers of an earlier life, or an earlier run, may be asked for here."""
         self._numbers = 0
 
     def handle(self, agent: Agent) -> ModelHandle:
@@ -208,7 +213,7 @@ class QueuedModels(ModelClient):
         self._life = life
         self._first_recall = min(recall, default=0)
         self._recall = {number: asyncio.Lock() for number in recall}
-        self._recalled: dict[int, dict[Key, ModelResponse]] = {}
+        self._recalled: dict[int, tuple[Part, dict[Key, ModelResponse]]] = {}
         self._bus = bus
         self._subjects = subjects
         self._run = run
@@ -227,6 +232,9 @@ class QueuedModels(ModelClient):
         self._scheduled = False
         self._heard_at = time.monotonic()
         """When an answer came last, or the first was asked for."""
+        self._away_since: float | None = None
+        self._was_away = 0.0
+        """Since when the connection is broken, and for how long it was the last time."""
         self._again = 0
         """Times that prompts were asked again; part of their messages' names."""
         self._publishing = asyncio.Semaphore(_PUBLISHING)
@@ -310,21 +318,31 @@ class QueuedModels(ModelClient):
         """The answer that was had when this round was played before, if there was one."""
         number = request.key[3]
         async with self._recall[number]:
-            if number not in self._recalled:
+            if number not in self._recalled or request.key not in self._recalled[number][0]:
+                part = self.part()
                 try:
-                    self._recalled[number] = await patiently(
-                        lambda: self._kept.of_round(self._run, number), "answers that were kept"
+                    self._recalled[number] = (
+                        part,
+                        await patiently(
+                            lambda: self._kept.of_round(self._run, number, part),
+                            "answers that were kept",
+                        ),
                     )
                 except BusError as error:
                     text = f"the answers that were kept can't be read: {error}"
                     return ModelResponse(request.number, error_kind="unreachable", error=text)
-        found = self._recalled[number].get(request.key)
+        found = self._recalled[number][1].get(request.key)
         if found is None:
             return None
         details = {**found.details, "kept": True}
         return replace(found, number=request.number, details=details)
 
     def _event(self, event: str, _: str) -> None:
+        if event == "disconnected":
+            self._away_since = self._away_since or time.monotonic()
+        elif event == "reconnected":
+            self._was_away = time.monotonic() - (self._away_since or time.monotonic())
+            self._away_since = None
         if event == "reconnected" and self._asked:
             task = asyncio.ensure_future(self._recover())
             self._tasks.add(task)
@@ -342,7 +360,9 @@ class QueuedModels(ModelClient):
             left = {n: held for n, held in left.items() if n not in scripted}
             if not left:
                 return
-            await self._look_for(left)
+            # Those that were lost are among the newest; _watch looks further if need be.
+            newest = int(_NEWEST * (1 + self._was_away + _LOOKS * _LOOK_AFTER))
+            await self._look_for(left, newest)
 
     def _ask_again(self, asked: dict[int, tuple[str, ModelRequest]]) -> None:
         if not asked:
@@ -353,11 +373,11 @@ class QueuedModels(ModelClient):
         self._again += 1
         self._flush()
 
-    async def _look_for(self, asked: dict[int, tuple[str, ModelRequest]]) -> bool:
+    async def _look_for(self, asked: dict[int, tuple[str, ModelRequest]], newest: int = 0) -> bool:
         """Take what was kept of answers that have not come; gives whether it could be read."""
         by_key = {request.key: number for number, (_, request) in asked.items()}
         try:
-            found = await self._kept.find(self._run, set(by_key))
+            found = await self._kept.find(self._run, set(by_key), newest)
         except BusError as error:
             _log.warning("kept answers can't be read", error=str(error))
             return False

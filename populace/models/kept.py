@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from typing import Any, cast
 
 from populace.models.serving import FINAL, Cache
 from shared.bus import Bus, Message
@@ -19,6 +19,26 @@ from shared.subjects import Subjects
 _log = get_logger(__name__)
 
 Key = tuple[int, str, int, int, int]
+
+
+class Part(Container[Key]):
+    """Prompts of some agents: a worker wants the answers of those that it holds.
+
+    Args:
+        agents: their numbers, by population; None: all of all populations.
+    """
+
+    def __init__(self, agents: Mapping[str, Sequence[range]] | None = None) -> None:
+        self._agents = agents
+
+    def __contains__(self, key: object) -> bool:
+        if self._agents is None:
+            return True
+        _, population, agent, _, _ = cast(Key, key)
+        return any(agent in numbers for numbers in self._agents.get(population, ()))
+
+
+EVERYBODY = Part()
 
 
 class KeptAnswers:
@@ -61,40 +81,52 @@ class KeptAnswers:
         name = f"{self._name}/{self._numbers}"
         await append_patiently(self._bus, subject, data, headers={}, message_id=name)
 
-    async def find(self, run: str, wanted: set[Key]) -> dict[Key, ModelResponse]:
+    async def find(self, run: str, wanted: set[Key], newest: int = 0) -> dict[Key, ModelResponse]:
         """Answers to these prompts that were kept before.
+
+        Args:
+            run: whose they are.
+            wanted: the prompts' keys.
+            newest: how many of the last messages to look into; 0: all of these rounds.
 
         Raises:
             BusError: the stream can't be read.
         """
         found: dict[Key, ModelResponse] = {}
         subjects = tuple({self._subjects.model_kept(run, key[3]) for key in wanted})
-        async for key, _, response in self._rows(subjects):
-            if key in wanted and response.error_kind in FINAL:
+        async for key, _, response in self._rows(subjects, wanted, newest):
+            if response.error_kind in FINAL:
                 found.setdefault(key, response)
                 if len(found) == len(wanted):
                     break
         return found
 
-    async def of_round(self, run: str, round_number: int) -> dict[Key, ModelResponse]:
-        """All that was kept of a round and stays so; of two answers to one prompt, the first.
+    async def of_round(
+        self, run: str, round_number: int, part: Part = EVERYBODY
+    ) -> dict[Key, ModelResponse]:
+        """What was kept of a round and stays so; of two answers to one prompt, the first.
 
         Raises:
             BusError: the stream can't be read.
         """
         found: dict[Key, ModelResponse] = {}
-        async for key, _, response in self._rows((self._subjects.model_kept(run, round_number),)):
+        subjects = (self._subjects.model_kept(run, round_number),)
+        async for key, _, response in self._rows(subjects, part):
             if response.error_kind in FINAL:
                 found.setdefault(key, response)
         return found
 
     async def asked_in(
-        self, run: str, round_number: int
+        self, run: str, round_number: int, part: Part = EVERYBODY
     ) -> dict[Key, tuple[ModelRequest, ModelResponse]]:
-        """All that came of a round, passing failures too, with what was asked."""
+        """What came of a round, passing failures too, with what was asked.
+
+        Raises:
+            BusError: the stream can't be read.
+        """
         found: dict[Key, tuple[ModelRequest, ModelResponse]] = {}
         subjects = (self._subjects.model_kept(run, round_number),)
-        async for key, request, response in self._rows(subjects):
+        async for key, request, response in self._rows(subjects, part):
             if key not in found or found[key][1].error_kind not in FINAL:
                 found[key] = ModelRequest.from_columns(request), response
         return found
@@ -115,10 +147,11 @@ class KeptAnswers:
         found: dict[Key, tuple[ModelRequest, ModelResponse]] = {}
         whole = True
         subjects = (self._subjects.model_kept(run, round_number),)
-        async for key, request, response in self._rows(subjects):
-            own = key[1] == population and key[2] == agent
-            if own and (key not in found or found[key][1].error_kind not in FINAL):
-                found[key] = ModelRequest.from_columns(request), response
+        own = Part({population: (range(agent, agent + 1),)})
+        async for message in self._bus.read(self._subjects.stream_kept, subjects):
+            for key, request, response in _rows_of(message, own):
+                if key not in found or found[key][1].error_kind not in FINAL:
+                    found[key] = ModelRequest.from_columns(request), response
             if time.monotonic() > until:
                 whole = False
                 break
@@ -133,22 +166,26 @@ class KeptAnswers:
         stream, everything = self._subjects.stream_kept, (self._subjects.model_kept(),)
         async for message in self._bus.read(stream, everything, newest=messages):
             run = self._subjects.run_of_kept(message.subject)
-            for key, _, response in _rows_of(message):
+            for key, _, response in _rows_of(message, EVERYBODY):
                 yield run, key, response
 
     async def _rows(
-        self, subjects: tuple[str, ...]
+        self, subjects: tuple[str, ...], wanted: Container[Key], newest: int = 0
     ) -> AsyncIterator[tuple[Key, list[Any], ModelResponse]]:
-        async for message in self._bus.read(self._subjects.stream_kept, subjects):
-            for row in _rows_of(message):
+        stream = self._subjects.stream_kept
+        async for message in self._bus.read(stream, subjects, newest=newest):
+            for row in _rows_of(message, wanted):
                 yield row
 
 
-def _rows_of(message: Message) -> list[tuple[Key, list[Any], ModelResponse]]:
+def _rows_of(
+    message: Message, wanted: Container[Key]
+) -> list[tuple[Key, list[Any], ModelResponse]]:
     try:
         return [
-            (tuple(key), request, ModelResponse.from_columns(response))
-            for key, _, request, response in from_public(message.data)
+            (key, request, ModelResponse.from_columns(response))
+            for key_, _, request, response in from_public(message.data)
+            if (key := cast(Key, tuple(key_))) in wanted
         ]
     except (CodecError, ValueError, TypeError) as error:
         _log.error("kept answers can't be read", subject=message.subject, error=str(error))

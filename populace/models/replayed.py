@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from populace.models.client import ModelClient
-from populace.models.kept import KeptAnswers, Key
+from populace.models.kept import KeptAnswers, Key, Part
 from shared.errors import BusError
 from shared.logs import get_logger
 from shared.messages.model import ModelRequest, ModelResponse
@@ -43,7 +43,7 @@ class ReplayedModels(ModelClient):
         self._queued = queued
         self._kept = kept
         self._replay = replay
-        self._rounds: OrderedDict[int, asyncio.Task[_Held]] = OrderedDict()
+        self._rounds: OrderedDict[int, tuple[Part, asyncio.Task[_Held]]] = OrderedDict()
         self._warned = False
 
     async def start(self) -> None:
@@ -52,7 +52,7 @@ class ReplayedModels(ModelClient):
 
     async def close(self) -> None:
         """See ``ModelClient.close``."""
-        for task in self._rounds.values():
+        for _, task in self._rounds.values():
             task.cancel()
         await self._queued.close()
 
@@ -65,13 +65,14 @@ class ReplayedModels(ModelClient):
         if self.spec(model).backend == "scripted":
             return await self._queued.request(model, request)
         number = request.key[3]
-        if number not in self._rounds:
-            run = self._replay.run
-            self._rounds[number] = asyncio.ensure_future(self._kept.asked_in(run, number))
+        if number not in self._rounds or request.key not in self._rounds[number][0]:
+            part, run = self.part(), self._replay.run
+            asked = asyncio.ensure_future(self._kept.asked_in(run, number, part))
+            self._rounds[number] = part, asked
             while len(self._rounds) > _ROUNDS_HELD:
                 self._rounds.popitem(last=False)
         try:
-            held = (await self._rounds[number]).get(request.key)
+            held = (await self._rounds[number][1]).get(request.key)
         except BusError as error:
             self._rounds.pop(number, None)
             return self._refused(request, f"what was kept can't be read: {error}")

@@ -68,7 +68,8 @@ def broker_command(settings: Settings, port: int | None = None) -> tuple[list[st
         f'ports_file_dir: "{ports}"\n'
         "max_payload: 1MB\n"
         "max_pending: 256MB\n"
-        f'jetstream {{ store_dir: "{folder / "jetstream"}", max_file_store: {_STORE_LIMIT} }}\n'
+        f'jetstream {{ store_dir: "{folder / "jetstream"}", max_file_store: {_STORE_LIMIT}, '
+        f"sync_interval: {settings.broker_sync} }}\n"
     )
     return [str(find_server()), "-c", str(config)], ports
 

@@ -79,6 +79,7 @@ async def _serve(
         models,
         call_timeout=assignment.call_timeout or settings.call_timeout,
     )
+    models.part = queued.part = worker.part
     worker.give_up = lambda: os._exit(70)
     if worker.profile is not None:
         use_plain_codec(TimedCodec(None, worker.profile))

@@ -39,6 +39,9 @@ class LateAnswers:
         self._characters = 0
         self._reading: asyncio.Task[None] | None = None
         self._watchful_until = 0.0
+        self._wanted: dict[str, list[tuple[set[Key], asyncio.Future[dict[Key, ModelResponse]]]]]
+        self._wanted = {}
+        self._finding: dict[str, asyncio.Task[None]] = {}
 
     @property
     def watchful(self) -> bool:
@@ -66,8 +69,41 @@ class LateAnswers:
 
     def close(self) -> None:
         """Stop reading."""
-        if self._reading is not None:
-            self._reading.cancel()
+        for task in (self._reading, *self._finding.values()):
+            if task is not None:
+                task.cancel()
+
+    async def find(self, run: str, wanted: set[Key]) -> dict[Key, ModelResponse]:
+        """What was answered of these prompts, however long ago.
+
+        What is asked for while the kept answers are being read goes with the next reading: all of a
+        round may have to be read.
+
+        Raises:
+            BusError: they can't be read.
+        """
+        future: asyncio.Future[dict[Key, ModelResponse]]
+        future = asyncio.get_running_loop().create_future()
+        self._wanted.setdefault(run, []).append((wanted, future))
+        if run not in self._finding:
+            self._finding[run] = asyncio.ensure_future(self._find(run))
+        return await future
+
+    async def _find(self, run: str) -> None:
+        try:
+            while asked := self._wanted.pop(run, None):
+                try:
+                    found = await self._kept.find(run, set().union(*(keys for keys, _ in asked)))
+                except BusError as error:
+                    for _, future in asked:
+                        if not future.done():
+                            future.set_exception(BusError(str(error)))
+                    continue
+                for keys, future in asked:
+                    if not future.done():
+                        future.set_result({key: found[key] for key in keys if key in found})
+        finally:
+            del self._finding[run]
 
     def get(self, run: str, key: Key) -> ModelResponse | None:
         """The answer to a prompt, if it came of late."""

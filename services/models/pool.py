@@ -237,7 +237,7 @@ class Pool:
 
     async def _without_kept(self, lot: _Lot, requests: list[ModelRequest]) -> list[ModelRequest]:
         """Answer from what was kept before another process died; gives what is left to ask."""
-        found = await self._kept.find(lot.run, {r.key for r in requests})
+        found = await self._server.late.find(lot.run, {r.key for r in requests})
         left = []
         for request in requests:
             response = found.get(request.key)
