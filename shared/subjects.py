@@ -168,6 +168,11 @@ class Subjects:
         """Publish: a run asks nothing more; each model service says when it has nothing of it."""
         return f"{self.prefix}.models.last"
 
+    @property
+    def model_held(self) -> str:
+        """Request: does another model service have this message of prompts in hand?"""
+        return f"{self.prefix}.models.held"
+
     def model_kept(self, run: str = "*", round_number: int | str = "*") -> str:
         """Models' answers, and what was asked, of one round of a run. Captured by a stream."""
         return f"{self.prefix}.kept.{run}.{round_number}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections import deque
 from dataclasses import replace
@@ -31,8 +32,13 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 
-ACK_WAIT = 20.0
-STILL_AT_WORK = 6.0
+ACK_WAIT = 6.0
+"""Seconds after which prompts of a service that has died are given to another. A broker that was
+away for as long gives out again what is still in hand, so others are asked about it first."""
+STILL_AT_WORK = 2.0
+_HELD_WITHIN = 1.0
+_GIVEN_UP = 60.0
+"""Seconds after which answers that are not stored yet can't be any more."""
 _MAX_DELIVERIES = 5
 _EXAMPLE = 500
 """Characters of a failure that are shown as an example of its kind."""
@@ -52,6 +58,7 @@ class _Lot:
 
     __slots__ = (
         "asked",
+        "asked_until",
         "deadline",
         "delivery",
         "inbox",
@@ -87,6 +94,8 @@ class _Lot:
         self.left = left
         self.asked = 0
         """How many were let in, or answered otherwise."""
+        self.asked_until = float("inf")
+        """When the last was answered (monotonic): from then on answers are kept and sent."""
         self.turned_away: list[ModelRequest] = []
         """Those that are for another process."""
 
@@ -193,7 +202,7 @@ class Pool:
         if self._server.is_over(run, life) or time.time() > deadline:
             self._start(delivery.ack())
             return
-        if delivery.sequence in self._in_hand:
+        if self.holds(delivery.sequence):
             return  # this process was too slow to say that it is still at work
         self.gate.take(len(requests))
         self.used_at = time.monotonic()
@@ -214,13 +223,17 @@ class Pool:
         try:
             await self._server.late.ready()
             if lot.repeated:
+                if await self._is_held_elsewhere(lot):
+                    self.gate.release(len(requests))
+                    self._let_go(lot)
+                    return
                 try:
                     requests = await self._without_kept(lot, requests)
                 except BusError as error:
                     # Not acknowledged: it comes again.
                     _log.warning("kept answers can't be read", run=lot.run, error=str(error))
                     self.gate.release(len(requests))
-                    self._in_hand.pop(lot.delivery.sequence, None)
+                    self._let_go(lot)
                     return
             if lot.delivery.attempt > _MAX_DELIVERIES:
                 text = f"its model worker died {lot.delivery.attempt - 1} times while answering it"
@@ -234,6 +247,29 @@ class Pool:
                 await asyncio.gather(*(self._answer(lot, r) for r in requests))
         finally:
             alive.cancel()
+            lot.asked_until = time.monotonic()
+
+    def holds(self, sequence: int) -> bool:
+        """Whether a message of prompts is in hand here, and has not been given up."""
+        lot = self._in_hand.get(sequence)
+        return lot is not None and time.monotonic() - lot.asked_until < _GIVEN_UP
+
+    def _let_go(self, lot: _Lot) -> None:
+        if self._in_hand.get(lot.delivery.sequence) is lot:
+            del self._in_hand[lot.delivery.sequence]
+
+    async def _is_held_elsewhere(self, lot: _Lot) -> bool:
+        """Whether another service is still at it, which the broker could not know for a while."""
+        bus = self._server.bus
+        asked = {"service": bus.process, "pool": self.name, "message": lot.delivery.sequence}
+        try:
+            await bus.request(
+                self._server.subjects.model_held, json.dumps(asked).encode(), timeout=_HELD_WITHIN
+            )
+        except BusError:
+            return False
+        _log.info("prompts came again that another service has in hand", pool=self.name)
+        return True
 
     async def _without_kept(self, lot: _Lot, requests: list[ModelRequest]) -> list[ModelRequest]:
         """Answer from what was kept before another process died; gives what is left to ask."""
@@ -353,7 +389,7 @@ class Pool:
         try:
             whole = lot.asked == 0 and lot.left == len(requests)
             if whole and lot.delivery.attempt < _MAX_DELIVERIES - 1:
-                self._in_hand.pop(lot.delivery.sequence, None)
+                self._let_go(lot)
                 await lot.delivery.nak(_HAND_ON_AFTER)
                 return
             rows = [request.columns() for request in requests]
@@ -370,7 +406,7 @@ class Pool:
         except BusError as error:
             # Not acknowledged: all of it comes again, what was answered from the kept answers.
             _log.warning("prompts can't be handed on", pool=self.name, error=str(error))
-            self._in_hand.pop(lot.delivery.sequence, None)
+            self._let_go(lot)
         finally:
             self.gate.release(len(requests))
 
@@ -379,7 +415,7 @@ class Pool:
         lot.left -= count
         if lot.left == 0:
             await lot.delivery.ack()
-            self._in_hand.pop(lot.delivery.sequence, None)
+            self._let_go(lot)
 
     def _answered_before(self, lot: _Lot, request: ModelRequest, response: ModelResponse) -> None:
         """Answer with what another request has got: nothing is charged for it."""

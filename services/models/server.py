@@ -159,6 +159,17 @@ class ModelServer:
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
+    def _held(self, message: Message) -> None:
+        """Another service got prompts again: say so if they are in hand here."""
+        asked = json.loads(message.data)
+        pool = self._pools.get(asked["pool"])
+        if asked["service"] == self.bus.process or pool is None:
+            return
+        if pool.holds(int(asked["message"])):
+            answer = {"service": self.bus.process}
+            with contextlib.suppress(BusError):  # then it is asked for twice
+                self.bus.send(message.reply, json.dumps(answer).encode())
+
     async def _tell_last(self, run: str, inbox: str) -> None:
         until = time.monotonic() + _LAST_WITHIN
         said = -1
@@ -352,6 +363,7 @@ class ModelServer:
         self.bus.on_event(self._event)
         await self.bus.subscribe(self.subjects.run_status(), self._status)
         await self.bus.subscribe(self.subjects.model_last, self._last)
+        await self.bus.subscribe(self.subjects.model_held, self._held)
         await serve(self.bus, self.subjects.model_check, CheckModel, self.check, queue="models")
         await self.context.announce("Has prompts answered by language models", stats=self.stats)
         background = [

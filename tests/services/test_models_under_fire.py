@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from nats.js.errors import NotFoundError
 
 from populace.answers import Results
 from populace.estimate import _beyond
@@ -201,8 +203,7 @@ def three(own_broker: Callable[..., Broker], tmp_path: Path) -> Any:
     broker = own_broker()
     started = []
 
-    def start() -> Any:
-        module = "tests.services.quick_models"
+    def start(module: str = "tests.services.quick_models") -> Any:
         started.append(start_service(module, broker, tmp_path / f"models{len(started)}.log"))
         return started[-1]
 
@@ -333,6 +334,30 @@ async def test_a_killed_worker_bills_nothing_twice(
     again = Counter(b["messages"][-1]["content"] for b in endpoint.requests)
     assert max(again.values()) <= 2
     assert asked < 200
+    await models.close()
+    await bus.drain()
+
+
+async def test_what_is_in_hand_is_not_asked_by_another(three: Any, endpoint: Endpoint) -> None:
+    """The broker gives it out again, as it has heard nothing of it for too long."""
+    broker, start = three
+    endpoint.delay = 2.5
+    bus = await NatsBus.connect(broker.settings(), broker.url)
+    for _ in range(3):
+        start("tests.services.mute_models")
+    await wait_for_services(bus, broker, 3)
+    spec = openai(endpoint, concurrency=50)
+    models = await queue(bus, broker, spec)
+    waiting = [asyncio.ensure_future(models.request("default", r)) for r in prompts(models, 40)]
+    stream, again = broker.settings().subjects.stream_models, 0
+    while not all(task.done() for task in waiting):
+        with contextlib.suppress(NotFoundError):  # not yet
+            info = await bus._js.consumer_info(stream, f"pool-{pool_name(spec)}")
+            again = max(again, info.num_redelivered or 0)
+        await asyncio.sleep(0.05)
+    assert [r.text for r in await asyncio.gather(*waiting)] == ["hello"] * 40
+    assert again > 0
+    assert len(endpoint.requests) == 40
     await models.close()
     await bus.drain()
 

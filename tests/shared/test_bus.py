@@ -277,6 +277,22 @@ async def test_unacknowledged_messages_come_again(bus_maker: Maker) -> None:
     assert first.sequence == third.sequence
 
 
+async def test_who_had_it_first_may_still_acknowledge(bus_maker: Maker) -> None:
+    bus = await bus_maker()
+    name, subject = await stream(bus, work_queue=True)
+    await bus.append(subject, b"x")
+    consumer = await bus.consumer(name, durable="d", ack_wait=0.4)
+    (first,) = await consumer.fetch(1, 2)
+    (second,) = await consumer.fetch(1, 3)
+    assert second.sequence == first.sequence
+    for _ in range(3):
+        await first.in_progress()
+        assert await consumer.fetch(1, 0.25) == []
+    await first.ack()
+    assert await consumer.fetch(1, 0.8) == []
+    assert (await bus.held(name, subject))[0] == 0
+
+
 async def test_work_in_progress_is_left_alone(bus_maker: Maker) -> None:
     bus = await bus_maker()
     name, subject = await stream(bus, work_queue=True)

@@ -53,17 +53,18 @@ class VllmBackend(Backend):
         Raises:
             PopulaceError: vLLM isn't installed, or can't load the model.
         """
+        # In a thread: the service must go on answering its broker for all these seconds.
+        wanted = ("vllm.sampling_params", "vllm.engine.arg_utils", "vllm.v1.engine.async_llm")
         try:
-            self._vllm = importlib.import_module("vllm.sampling_params")
-            engine_args = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
-            engine = importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
+            self._vllm, arg_utils, async_llm = await asyncio.to_thread(
+                lambda: [importlib.import_module(name) for name in wanted]
+            )
         except ImportError as error:
             raise PopulaceError(f"the vllm backend needs vLLM ({error}): {_INSTALL}") from None
         arguments = {"model": self._model, **self._arguments}
         try:
-            # In a thread: the service must go on answering its broker for all these seconds.
             self._engine = await asyncio.to_thread(
-                lambda: engine.from_engine_args(engine_args(**arguments))
+                lambda: async_llm.AsyncLLM.from_engine_args(arg_utils.AsyncEngineArgs(**arguments))
             )
             self._tokenizer = self._engine.get_tokenizer()
             self.context = int(self._engine.model_config.max_model_len)
