@@ -22,7 +22,7 @@ from populace.stack.broker import broker_command, find_server, wait_for_broker
 from shared.bus import NatsBus
 from shared.errors import BusError, RemoteError
 from shared.messages.control import Assignment, Placement, WorkerStats
-from shared.service import ask
+from shared.service import ask, everybody
 from shared.settings import Settings
 from shared.streams import ensure_streams
 
@@ -117,13 +117,11 @@ class Installation:
 
     async def ready(self, bus: NatsBus) -> None:
         """Wait until all services that were started answer."""
-        from populace.stack.stack import _instances
-
         for kind in MODULES:
             wanted = sum(name.rstrip("0123456789") == kind for name in self.services)
             ping = self.settings().subjects.service_ping(kind)
             async with asyncio.timeout(_READY_WITHIN):
-                while await _instances(bus, ping, f"{bus.process}.pings") < wanted:
+                while len(await everybody(bus, ping, f"{bus.process}.pings")) < wanted:
                     await asyncio.sleep(0.05)
 
     def kill(self, name: str) -> None:

@@ -30,6 +30,10 @@ _PROGRESS_EVERY = 0.5
 _STOP_WITHIN = 2.0
 
 
+async def _nothing() -> None:
+    pass
+
+
 class Player:
     """Plays one scenario in a world.
 
@@ -54,6 +58,8 @@ class Player:
         """Whether an answer that was not kept, of a run that is played again, ends it."""
         self.must_commit = False
         """Whether a run whose state can't be kept is to fail, rather than to go on without."""
+        self.on_taken_up: Callable[[], Awaitable[None]] = _nothing
+        """Called once all are there again, where a run goes on after a commit."""
         self.on_uncommitted: Callable[[str], None] = lambda why: None
         """Told why the run's state can't be kept, if it can't."""
         self.number = 0
@@ -87,6 +93,7 @@ class Player:
         else:
             assert commits is not None
             await self._unless_broken(commits.take_up(commit))
+            await self.on_taken_up()
             self.rows, self.records = commit.rows, commit.records
             if self.injections is not None:
                 self.injections.skip(len(self.rows))

@@ -239,7 +239,6 @@ async def follow(
                 info = await find_run(bus, settings, run)
                 if info is None or info.state not in ("accepted", "running"):
                     return
-                still = False
             if ended is not None and time.monotonic() - ended > _RECORDED_WITHIN:
                 raise PopulaceError(
                     f"the run {run!r} is over, but no recorder wrote it within "

@@ -7,6 +7,8 @@ msgpack; the reply is written as the request was.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import signal
 import sys
 import time
@@ -45,6 +47,8 @@ Request = TypeVar("Request", bound=BaseModel)
 Reply = TypeVar("Reply", bound=BaseModel)
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
+_FIRST_WORD, _QUIET = 2.0, 0.15
+"""Seconds in which the first of many answers, and in which another one does after the last."""
 
 
 async def ask(
@@ -86,6 +90,45 @@ async def ask(
     if isinstance(fields, dict) and fields.get("error") and "error" not in reply.model_fields:
         raise RemoteError(str(fields["error"]))
     return reply.model_validate(fields)
+
+
+async def everybody(bus: Bus, subject: str, inbox: str) -> list[dict[str, Any]]:
+    """What all say who are asked at once, such as the instances of a service; one word of each.
+
+    It waits a while for the first, and then until nobody says anything for a moment.
+
+    Args:
+        bus: a connection.
+        subject: where they listen; each answers with a JSON object that holds its ``id``.
+        inbox: where the answers shall come; nobody else's.
+
+    Raises:
+        BusError: the broker is away.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    heard = asyncio.Event()
+    nobody = False
+
+    def take(message: Message) -> None:
+        nonlocal nobody
+        nobody |= not message.data  # the broker's word that nobody listens
+        with contextlib.suppress(ValueError):
+            told = json.loads(message.data)
+            found[str(told.get("id"))] = told
+        heard.set()
+
+    subscription = await bus.subscribe(inbox, take)
+    try:
+        bus.send(subject, b"", reply=inbox)
+        await bus.flush()
+        with contextlib.suppress(TimeoutError):
+            while not nobody:
+                heard.clear()
+                async with asyncio.timeout(_QUIET if found else _FIRST_WORD):
+                    await heard.wait()
+    finally:
+        await subscription.unsubscribe()
+    return [found[key] for key in sorted(found)]
 
 
 async def serve(

@@ -300,8 +300,11 @@ class Listening:
             if (error := task.exception()) is not None:
                 _log.warning("a listener raised", error=f"{type(error).__name__}: {error}")
         except asyncio.CancelledError:
-            task.cancel()
-            await delivery.nak()  # whoever next listens under the name gets it at once
+            if task.done():
+                await delivery.ack()
+            else:
+                task.cancel()
+                await delivery.nak()  # whoever next listens under the name gets it at once
             raise
 
     async def close(self) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -12,16 +10,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 
 from populace import __version__
 from populace.models.backends.embedded import find_weights
 from populace.stack.broker import find_server
-from populace.stack.stack import SERVICES
+from populace.stack.stack import SERVICES, ping_services
 from populace.stack.state import broker_url, read_record
-from shared.bus import BrokerFacts, Message, NatsBus
+from shared.bus import BrokerFacts, NatsBus
 from shared.errors import BusUnavailableError, InvalidInputError
 from shared.settings import Settings
 
@@ -181,22 +179,9 @@ def _broker(facts: BrokerFacts, settings: Settings) -> Iterator[Finding]:
 
 async def _services(bus: NatsBus, settings: Settings) -> list[Finding]:
     """Who answers, and of which version."""
-    told: list[dict[str, Any]] = []
-
-    def take(message: Message) -> None:
-        if message.data:  # empty: the broker's word that nobody listens
-            told.append(json.loads(message.data))
-
-    inbox = settings.subjects.inbox(bus.process, "doctor")
-    subscription = await bus.subscribe(inbox, take)
-    for name in SERVICES:
-        bus.send(settings.subjects.service_ping(name), b"", reply=inbox)
-    await bus.flush()
-    await asyncio.sleep(0.3)
-    await subscription.unsubscribe()
     found = []
-    for name in SERVICES:
-        versions = sorted(str(one.get("version")) for one in told if one.get("name") == name)
+    for name, told in (await ping_services(bus, settings.subjects)).items():
+        versions = sorted(str(one.get("version")) for one in told)
         others = sorted(set(versions) - {__version__})
         if not versions:
             own = settings.nats_url is None

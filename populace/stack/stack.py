@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from populace.stack import processes
 from populace.stack.broker import broker_command, last_lines, wait_for_broker
@@ -28,12 +27,14 @@ from populace.stack.state import (
     write_record,
 )
 from shared import __version__
-from shared.bus import Message, NatsBus
+from shared.bus import NatsBus
 from shared.codec import from_public
 from shared.errors import BusError, InvalidInputError, PopulaceError
 from shared.messages.control import HostInfo
 from shared.messages.scenario import RunInfo
+from shared.service import everybody
 from shared.settings import Settings
+from shared.subjects import Subjects
 
 SERVICES = {
     "director": "services.director",
@@ -278,10 +279,7 @@ async def look(settings: Settings) -> StackStatus:
     bus = await NatsBus.connect(settings, url)
     try:
         subjects = settings.subjects
-        services = {}
-        for name in SERVICES:
-            reply = subjects.inbox(bus.process, f"ping-{name}")
-            services[name] = await _instances(bus, subjects.service_ping(name), reply)
+        services = {name: len(told) for name, told in (await ping_services(bus, subjects)).items()}
         hosts = await bus.bucket(subjects.bucket_hosts)
         runs = await bus.bucket(subjects.bucket_runs)
         found_hosts = [HostInfo.model_validate(from_public(e.value)) for e in await hosts.entries()]
@@ -299,22 +297,21 @@ async def look(settings: Settings) -> StackStatus:
     )
 
 
+async def ping_services(bus: NatsBus, subjects: Subjects) -> dict[str, list[dict[str, Any]]]:
+    """What all instances of each service say of themselves.
+
+    Raises:
+        BusError: the broker is away.
+    """
+    told = await asyncio.gather(
+        *(
+            everybody(bus, subjects.service_ping(name), subjects.inbox(bus.process, f"ping-{name}"))
+            for name in SERVICES
+        )
+    )
+    return dict(zip(SERVICES, told, strict=True))
+
+
 def _page_is_up(record: StackRecord | None) -> bool:
     noted = record.processes if record is not None else []
     return any(p.name in MANAGER and processes.is_alive(p) for p in noted)
-
-
-async def _instances(bus: NatsBus, subject: str, reply: str) -> int:
-    """How many instances of a service answer a ping within a moment."""
-    names: set[Any] = set()
-
-    def take(message: Message) -> None:
-        if message.data:  # empty: the broker's word that nobody listens
-            names.add(json.loads(message.data).get("id"))
-
-    subscription = await bus.subscribe(reply, take)
-    bus.send(subject, b"", reply=reply)
-    await bus.flush()
-    await asyncio.sleep(0.15)
-    await subscription.unsubscribe()
-    return len(names)

@@ -31,6 +31,8 @@ _log = get_logger(__name__)
 
 _LEASE_EVERY = 0.5
 _LEASE_MISSES = 3
+_SETTLES = 2.0
+"""Seconds after a reconnect in which a host that is not heard of is not taken for dead."""
 _LEASE_ENDS_WITHIN = 5.0
 _ACQUIRE_TIMEOUT = 60.0
 _ACQUIRE_EACH = 0.5
@@ -218,8 +220,14 @@ class WorkerPool:
 
     async def _keep_lease(self) -> None:
         misses: dict[str, int] = {}
+        reconnects, settled = self._bus.stats.reconnects, 0.0
         while not self._released:
             await asyncio.sleep(_LEASE_EVERY)
+            if self._bus.stats.reconnects != reconnects:
+                # The broker was away; hosts may find it again later than we do.
+                reconnects, settled = self._bus.stats.reconnects, time.monotonic() + _SETTLES
+            if time.monotonic() < settled:
+                misses.clear()
             await asyncio.gather(*(self._renew(host, misses) for host in list(self.hosts)))
 
     async def _renew(self, host: str, misses: dict[str, int]) -> None:

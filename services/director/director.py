@@ -20,6 +20,7 @@ from populace.commits import last_commit
 from populace.workers.forking import Forked, Nursery
 from services.director import player
 from services.director.announce import (
+    SupersededError,
     publish_status,
     read_info,
     read_spec,
@@ -329,6 +330,8 @@ class Director:
             try:
                 await self._bury(run, code)
                 break
+            except SupersededError:
+                break  # another has it
             except BusError as error:
                 _log.warning("a run's end is told again", run=run.info.run, error=str(error))
                 if pause is None:
@@ -341,10 +344,11 @@ class Director:
 
     async def _bury(self, run: _Run, code: int) -> None:
         info = await read_info(self._bus, self._subjects, run.info.run)
-        if info is not None and info.over:
+        if info is None:
+            return  # it was over, and was deleted: its entry was there before its process
+        if info.over:
             _log.info("run ended", run=info.run, state=info.state, reason=info.reason)
             return
-        info = info or run.info
         cancel = run.cancelled and not run.paused and not run.info.over
         if info.state == "paused" and info.player == run.info.player and cancel:
             ended = info.model_copy(update={"state": "cancelled", "reason": ""})

@@ -77,7 +77,7 @@ _PACKAGES = ("nats-py", "msgpack", "pydantic", "aiohttp", "pyarrow")
 _MOST_LIVES = 5
 """Times that a run is taken up again from the same round, until it is paused."""
 _LONGEST_PAUSE = 10.0
-_LAST_WITHIN, _HEARD_WITHIN = 7.0, 0.2
+_LAST_WITHIN, _HEARD_WITHIN, _ANY_WITHIN = 7.0, 0.2, 2.0
 """Seconds that requests under way get when a run ends early; and all services to speak up."""
 _ENDS: dict[str, tuple[RunState, str]] = {
     "cancel": ("cancelled", ""),
@@ -179,15 +179,16 @@ class Run:
                 manifest=self._manifest,
             )
         )
-        with contextlib.suppress(SupersededError):
-            await save_info(self._bus, self._subjects, self._info)
         if self._info.over:
+            # Before it is noted: from then on somebody may give the run more rounds.
             journals = self._subjects.env_journal(self._info.run, ">")
             with contextlib.suppress(BusError):  # they go by themselves after a while
                 await self._bus.purge(self._subjects.stream_journal, journals)
                 await self._bus.drop_consumers(
                     self._subjects.stream_events, self._subjects.listener(self._info.run)
                 )
+        with contextlib.suppress(SupersededError):
+            await save_info(self._bus, self._subjects, self._info)
 
     async def inject(self, name: str) -> None:
         """Something came by hand, and is kept under a name."""
@@ -269,8 +270,13 @@ class Run:
         self._bus.send(self._subjects.model_last, json.dumps(told).encode(), reply=inbox)
         await self._bus.flush()
         began = time.monotonic()
+        heard: float | None = None
         while (passed := time.monotonic() - began) < _LAST_WITHIN:
-            if passed > _HEARD_WITHIN and not any(left.values()):
+            if left and heard is None:
+                heard = passed
+            # Where one service answers, others do within a moment, too.
+            waits = _ANY_WITHIN if heard is None else heard + _HEARD_WITHIN
+            if passed > waits and not any(left.values()):
                 break
             await asyncio.sleep(0.02)
         await subscription.unsubscribe()
@@ -406,8 +412,17 @@ class Run:
                 world, scenario, self._tell, results_format=spec.results_format or "msgpack"
             )
             player.injections = self._injections = await self._events()
-            await Interviews(world).open()
-            await Inspections(world).open()
+            # Of a life that goes on, once there is somebody to ask, and something to see.
+            doors = Interviews(world), Inspections(world)
+
+            async def open_doors() -> None:
+                for door in doors:
+                    await door.open()
+
+            if commit is None:
+                await open_doors()
+            else:
+                player.on_taken_up = open_doors
             player.strict = spec.replay is not None and spec.replay.strict
             player.on_uncommitted = self._not_durable
             player.must_commit = spec.durability in ("round", "call")

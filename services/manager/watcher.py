@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from shared.errors import BusError, BusUnavailableError, CodecError
 from shared.logs import get_logger
 from shared.messages.control import HostInfo
 from shared.messages.scenario import RunInfo, Status
+from shared.service import everybody
 from shared.subjects import Subjects
 
 _log = get_logger(__name__)
@@ -292,21 +292,6 @@ class Watcher:
                 self._counts[key] = (now, count)
 
     async def _ask_all(self, name: str, number: int) -> list[dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
-
-        def take(message: Message) -> None:
-            if message.data:  # empty: the broker's word that nobody listens
-                with contextlib.suppress(ValueError):
-                    told = json.loads(message.data)
-                    endpoints = told.get("endpoints") or [{}]
-                    found[str(told.get("id"))] = endpoints[0].get("data") or {}
-
         inbox = self._subjects.inbox(self._bus.process, f"stats-{number}")
-        subscription = await self._bus.subscribe(inbox, take)
-        try:
-            self._bus.send(self._subjects.service_stats(name), b"", reply=inbox)
-            await self._bus.flush()
-            await asyncio.sleep(0.3)
-        finally:
-            await subscription.unsubscribe()
-        return [found[key] for key in sorted(found)]
+        told = await everybody(self._bus, self._subjects.service_stats(name), inbox)
+        return [((one.get("endpoints") or [{}])[0]).get("data") or {} for one in told]

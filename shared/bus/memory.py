@@ -278,13 +278,13 @@ class _Value:
 
 class _MemoryBucket(KeyValue):
     def __init__(self, ttl: float) -> None:
-        self._ttl = ttl
+        self.ttl = ttl
         self._values: dict[str, _Value] = {}
         self._revision = 0
 
     def _live(self, key: str) -> _Value | None:
         held = self._values.get(key)
-        if held is not None and self._ttl and time.monotonic() - held.at > self._ttl:
+        if held is not None and self.ttl and time.monotonic() - held.at > self.ttl:
             del self._values[key]
             return None
         return held
@@ -581,7 +581,9 @@ class MemoryBus(Bus):
         history: int = 1,
     ) -> KeyValue:
         """See ``Bus.bucket``."""
-        return self.broker.buckets.setdefault(name, _MemoryBucket(ttl))
+        held = self.broker.buckets.setdefault(name, _MemoryBucket(ttl))
+        held.ttl = ttl or held.ttl
+        return held
 
     async def last(self, stream: str, subject: str, *, exact: bool = False) -> Message | None:
         """See ``Bus.last``."""

@@ -225,9 +225,11 @@ class _NatsConsumer(Consumer):
 
 
 class _NatsBucket(KeyValue):
-    def __init__(self, bus: NatsBus, inner: Any) -> None:
+    def __init__(self, bus: NatsBus, inner: Any, ttl: float) -> None:
         self._bus = bus
         self._inner = inner
+        self.ttl = ttl
+        """The time to live that was asked for here."""
         self._batched = bus.batched
         """Whether the broker gives all values by one request: not so before NATS 2.11."""
 
@@ -870,7 +872,7 @@ class NatsBus(Bus):
     async def bucket(self, name: str, *, ttl: float = 0.0, history: int = 1) -> KeyValue:
         """See ``Bus.bucket``."""
         held = self._buckets.get(name)
-        if held is not None:
+        if held is not None and (not ttl or ttl == held.ttl):
             return held
         try:
             inner = await self._js.create_key_value(
@@ -883,13 +885,26 @@ class NatsBus(Bus):
                 )
             )
         except nats.js.errors.BadRequestError:  # there is one with other settings
-            inner = await self._js.key_value(name)
+            inner = await self._with_ttl(name, ttl)
         except (TimeoutError, nats.errors.Error) as error:
             raise BusError(
                 f"the bucket {name!r} can't be set up (is JetStream on?): {error}"
             ) from error
-        held = self._buckets[name] = _NatsBucket(self, inner)
+        held = self._buckets[name] = _NatsBucket(self, inner, ttl)
         return held
+
+    async def _with_ttl(self, name: str, ttl: float) -> Any:
+        """A bucket that is there: who names no time to live may have made it before who does."""
+        try:
+            inner = await self._js.key_value(name)
+            config = (await self._js.stream_info(f"KV_{name}")).config
+            if ttl and config.max_age != ttl:
+                config.max_age = ttl
+                config.duplicate_window = min(ttl, config.duplicate_window or ttl)
+                await self._js.update_stream(config)
+        except (TimeoutError, nats.errors.Error) as error:
+            raise BusError(f"the bucket {name!r} can't be used: {error}") from error
+        return inner
 
     async def last(self, stream: str, subject: str, *, exact: bool = False) -> Message | None:
         """See ``Bus.last``."""

@@ -19,11 +19,11 @@ from populace.personas.jobs import people_job, write_people
 from populace.personas.people import Persona, load_people
 from populace.personas.sampling import Sampler
 from populace.personas.spec import TEMPLATES, PopulationFile
-from populace.stack.stack import _instances
 from shared.bus import NatsBus
 from shared.errors import RemoteError
 from shared.messages.persona import EnrichRequest, JobInfo, JobRecord
 from shared.messages.scenario import ModelSpec, ScriptSpec
+from shared.service import everybody
 from shared.settings import Settings
 from tests.conftest import Broker, Services, start_service, unique, wait_until
 from tests.endpoint import Endpoint, answer
@@ -282,7 +282,7 @@ def talkative(body: dict[str, Any]) -> Any:
 async def wait_for_instances(bus: NatsBus, ping: str, count: int) -> None:
     """Until so many instances of a service answer."""
     async with asyncio.timeout(20):
-        while await _instances(bus, ping, bus.process + ".pings") < count:
+        while len(await everybody(bus, ping, bus.process + ".pings")) < count:
             await asyncio.sleep(0.05)
 
 

@@ -56,12 +56,15 @@ async def test_models_are_told_apart() -> None:
     spec = populace.ModelSpec(backend="scripted", script={"latency": 0.1}, concurrency=5)
     async with populace.local(models={"default": spec}, profile=True) as world:
         members = await world.population(Member, count=10)
+        began = time.monotonic()
         await members.say()
+        passed = time.monotonic() - began
         found = await world.profile()
         assert found is not None
         calls = found["call"]["calls"]
-        assert found["call"]["model"] * calls == pytest.approx(10 * 0.1, rel=0.3)
-        assert found["call"]["queue for a model"] * calls == pytest.approx(5 * 0.1, rel=0.5)
+        # Five at once, twice: a slow machine makes all of it longer.
+        assert 10 * 0.1 * 0.95 <= found["call"]["model"] * calls <= 5 * passed * 1.05
+        assert 5 * 0.1 * 0.9 <= found["call"]["queue for a model"] * calls <= 10 * passed * 0.6
 
 
 async def test_nothing_is_measured_unasked(world: populace.World) -> None:

@@ -226,7 +226,8 @@ def _message(status: Status) -> Any:
 
 
 async def test_hosts_services_and_models_are_listed(manager: Manager, client: Client) -> None:
-    await wait_until(lambda: len(manager.watcher.services) == 6, what="all services")
+    services = manager.watcher.services
+    await wait_until(lambda: len(services) == 6 and all(services.values()), what="all services")
     headers = bearer(READER)
     told = await (await client.get("/api/overview", headers=headers)).json()
     assert told["broker"] == "up"

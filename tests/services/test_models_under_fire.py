@@ -27,6 +27,7 @@ from shared.bus import NatsBus
 from shared.errors import NoRespondersError
 from shared.messages.model import ModelRequest, Terms, pool_name
 from shared.messages.scenario import Limits, ModelSpec, ScenarioSpec, ScriptSpec
+from shared.service import everybody
 from shared.streams import ensure_streams
 from tests.conftest import Broker, Services, start_service, unique, wait_until
 from tests.endpoint import Endpoint, answer
@@ -215,11 +216,9 @@ def three(own_broker: Callable[..., Broker], tmp_path: Path) -> Any:
 
 
 async def wait_for_services(bus: NatsBus, broker: Broker, count: int) -> None:
-    from populace.stack.stack import _instances
-
     ping = broker.settings().subjects.service_ping("models")
     async with asyncio.timeout(30):
-        while await _instances(bus, ping, f"{bus.process}.pings") < count:
+        while len(await everybody(bus, ping, f"{bus.process}.pings")) < count:
             await asyncio.sleep(0.05)
 
 

@@ -73,6 +73,8 @@ class Endpoint:
         self._faults = 0
         self._limited = self._storms = 0
         """Refusals in a row for asking too much, and pauses in a row for that."""
+        self.answered_at = float("-inf")
+        """When it answered last (monotonic)."""
         self._until = 0.0
         self._down_since: float | None = None
         self._probing = False
@@ -138,6 +140,7 @@ class Endpoint:
                     self._faults, self._down_since = 0, None  # whatever it says, it is there
                 if reply.status == 200:
                     self._limited = self._storms = 0
+                    self.answered_at = time.monotonic()
                 else:
                     return self._refused(request, reply, text.decode("utf-8", "replace"))
             content = orjson.loads(text)

@@ -20,13 +20,14 @@ from shared.settings import Settings
 
 _ATTEMPTS = 5
 _LIMITED_ATTEMPTS = 10
-"""Of requests that end with a 429: the endpoint is there, and their turn comes."""
+"""Of requests that end with a 429 while nobody else is answered either."""
 _SLOW_ATTEMPTS = 2
 """Of requests that end with a time-out: each may have taken minutes."""
 _PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 _LONGEST_WAIT = 600.0
-"""Seconds that one attempt waits for an endpoint that asks again and again to be left alone."""
+"""Seconds that one attempt waits for an endpoint that asks again and again to be left alone, and
+after which a request is given up that got nothing but 429."""
 _PREFIX = 2000
 _UNEVEN = 1.25
 """Times its fair share of requests that an endpoint may have, for the sake of a prefix that it
@@ -206,8 +207,12 @@ class OpenAIBackend(Backend):
         if endpoint.down_for > 0:
             return time.monotonic() - began > self._patience
         slow = response.error_kind == "timeout" and attempt >= _SLOW_ATTEMPTS
-        limited = response.error_kind == "rate_limit"
-        return slow or attempt >= (_LIMITED_ATTEMPTS if limited else _ATTEMPTS)
+        if response.error_kind != "rate_limit":
+            return slow or attempt >= _ATTEMPTS
+        now = time.monotonic()
+        # As long as it answers others, this one's turn comes too.
+        serves = now - endpoint.answered_at < self._patience and now - began < _LONGEST_WAIT
+        return attempt >= _LIMITED_ATTEMPTS and not serves
 
     def _choose(self, messages: list[dict[str, Any]]) -> Endpoint:
         """The endpoint that has seen how this prompt begins, unless it is busy or away."""

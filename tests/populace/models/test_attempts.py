@@ -59,10 +59,11 @@ async def test_retries_and_repairs_wait_for_their_turns(endpoint: Endpoint) -> N
 
     endpoint.respond = respond
     one = await serving_of(endpoint, 300)
+    began = time.monotonic()
     response = await one.serve(prompt(schema={"type": "object"}), "r", Terms())
     assert response.data == {}
     assert response.details["attempts"] == 4
-    assert times[3] - times[0] > 3 * 0.2 * 0.95
+    assert times[3] - began > 3 * 0.2 * 0.95
     await one.backend.close()
 
 

@@ -96,7 +96,7 @@ async def test_a_long_storm_that_does_not_say_how_long(
 
     responses = await asyncio.gather(*(ask() for _ in range(count)))
     assert [r.text for r in responses] == ["in time"] * count
-    assert refused < 3 * count
+    assert refused < 5 * count
     await backend.close()
 
 
@@ -295,8 +295,8 @@ async def test_no_crowd_leaves_when_an_endpoint_is_back(endpoint: Endpoint) -> N
     limiter = RateLimiter(limits, OwnPace())
     one = Serving(await backend_of(endpoint.url), spec, limiter, OwnCache(), nobody)
     await asyncio.gather(*(one.serve(prompt(str(i)), "r", Terms()) for i in range(40)))
-    for start in times:
-        assert sum(1 for t in times if start <= t < start + 0.5) <= 12  # 20 a second
+    for number, at in enumerate(times):  # 20 a second, from when it is back
+        assert at - (began + 1.0) >= (number - 2) / 20
     await one.backend.close()
 
 
