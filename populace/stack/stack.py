@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from populace.stack import processes
 from populace.stack.broker import broker_command, last_lines, wait_for_broker
