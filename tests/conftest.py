@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 
@@ -27,6 +29,14 @@ from shared.settings import Settings
 from tests.endpoint import Endpoint, serving
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# A gate says the same twice, and a busy machine is no fault of what is tested; for other examples,
+# and longer: pytest --hypothesis-profile=search
+hypothesis.settings.register_profile(
+    "gate", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile("gate")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -255,6 +265,13 @@ async def endpoint() -> AsyncIterator[Endpoint]:
     """An OpenAI-compatible endpoint whose answers the test decides."""
     async with serving() as made:
         yield made
+
+
+async def eventually(call: Callable[..., Awaitable[Any]], wanted: Any, *args: Any) -> None:
+    """Ask until the answer is the wanted one, with a bound."""
+    async with asyncio.timeout(20):
+        while await call(*args) != wanted:
+            await asyncio.sleep(0.01)
 
 
 async def wait_until(

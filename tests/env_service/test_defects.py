@@ -12,7 +12,7 @@ import populace
 from populace import AgentError, InvalidInputError, event, readonly
 from populace._runtime import flow, stage
 from populace._runtime.flow import ANSWER_WINDOW
-from tests.conftest import wait_until
+from tests.conftest import eventually, wait_until
 from tests.env_service.worlds import Client, Ledger, Table
 from tests.populace.sample import Odd
 
@@ -42,7 +42,7 @@ async def test_handlers_of_an_earlier_round_take_no_ones_place(world: populace.W
     await clients[0].hear("table")
     world._caller.round = 1
     await table.announce(0.2)
-    await asyncio.sleep(0.05)
+    await eventually(ledger.get, b"heard", "big")
     world._caller.round = 2
     assert await clients[0].inc() == 2
     async with asyncio.timeout(10):
@@ -131,7 +131,7 @@ async def test_all_of_it_survives_a_kill(distributed: populace.World) -> None:
     await asyncio.sleep(0.1)
     given_up.cancel()
     slow = ledger.inc_slowly(100, 20.0)
-    await asyncio.sleep(0.1)
+    await eventually(ledger.get, 100, "n")
     slow.cancel()
     await asyncio.sleep(0.1)
     assert await ledger.inc() == 101

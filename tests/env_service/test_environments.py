@@ -11,7 +11,7 @@ import pytest
 
 import populace
 from populace import AgentError, Event, InvalidInputError
-from tests.conftest import Services, wait_until
+from tests.conftest import Services, eventually, wait_until
 from tests.env_service.worlds import Actor, Room, Table
 
 
@@ -85,8 +85,8 @@ async def test_no_increment_is_lost(world: populace.World) -> None:
 
 async def test_one_at_a_time_but_readers_pass(world: populace.World) -> None:
     table = await world.environment(Table, "table", 7)
-    slow = [table.slowly("a", 0.2), table.slowly("b", 0.01)]
-    await asyncio.sleep(0.05)
+    slow = [table.slowly("a", 2.0), table.slowly("b", 0.01)]
+    await eventually(table.get, [["begin", "a"]], "log")
     assert await table.peek() == 7
     assert not slow[0].done()
     assert await table.note("c") == 5

@@ -275,6 +275,7 @@ class Client(Agent):
         await self.listen(path, "announce", self.on_announce)
 
     async def on_announce(self, told: Event) -> None:
+        await self.environment("ledger").put(b"heard")
         await asyncio.sleep(told["winning"])
         await self.environment("ledger").inc()
 

@@ -153,7 +153,8 @@ class Manners(Agent):
             return f"{error.args} {task.cancelling()}"
         return "not"
 
-    async def cleans_up(self) -> None:
+    async def cleans_up(self, witness: Any) -> None:
+        await witness.note(0)
         try:
             await self.sleep(100)
         finally:
@@ -164,7 +165,8 @@ class Manners(Agent):
     def read(self) -> list[str]:
         return self.log
 
-    async def swallows(self) -> str:
+    async def swallows(self, witness: Any) -> str:
+        await witness.note(0)
         try:
             await self.sleep(100)
         except asyncio.CancelledError:

@@ -41,11 +41,11 @@ class Echo(Agent):
     def span(self) -> tuple[float, float]:
         return self.started, self.ended
 
-    async def peek(self, message: Placeholder[str], early: float) -> tuple[bool, str]:
-        """Starts though the message isn't there yet."""
+    async def peek(self, message: Placeholder[str]) -> tuple[float, str]:
+        """Starts though the message isn't there yet; says when."""
         began = time.time()
         text = await message
-        return began < early, f"{text}!"
+        return began, f"{text}!"
 
     def joined(self, parts: list[Any], more: dict[str, Any]) -> str:
         return "+".join([*parts, *(more["deep"])])
@@ -76,7 +76,9 @@ class Counter(Agent):
     def total(self) -> int:
         return self.count
 
-    async def forever(self) -> None:
+    async def forever(self, witness: Any = None) -> None:
+        if witness is not None:
+            await witness.note(0)
         try:
             await asyncio.Event().wait()
         finally:

@@ -9,7 +9,9 @@ import pytest
 
 import populace
 from populace._runtime.driver import CallTask
+from tests.conftest import eventually
 from tests.populace.manners import Manners
+from tests.populace.sample import Counter
 
 EXPECTED: dict[str, Any] = {
     "timeout_expires": "timed out",
@@ -53,17 +55,17 @@ async def test_everything_at_once(world: populace.World) -> None:
 
 
 async def test_cancelled_calls_clean_up(world: populace.World) -> None:
-    agent = Manners().to_dist(world)
-    pending = agent.cleans_up()
-    await asyncio.sleep(0.1)
+    agent, witness = Manners().to_dist(world), Counter().to_dist(world)
+    pending = agent.cleans_up(witness)
+    await eventually(witness.seen, [0])
     pending.cancel()
     assert await agent.read() == ["cleaning", "clean"]  # waits for its turn
 
 
 async def test_a_call_may_swallow_its_cancellation(world: populace.World) -> None:
-    agent = Manners().to_dist(world)
-    pending = agent.swallows()
-    await asyncio.sleep(0.1)
+    agent, witness = Manners().to_dist(world), Counter().to_dist(world)
+    pending = agent.swallows(witness)
+    await eventually(witness.seen, [0])
     pending.cancel()
     assert await agent.read() == ["swallowed"]
 

@@ -5,6 +5,7 @@ Both happen after the run is on record, and before it begins.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from typing import Any
@@ -20,6 +21,7 @@ if __name__ == "__main__":
         global stumbled
         if "killed" in spec.name and not os.path.exists(spec.name):
             open(spec.name, "w").close()
+            await asyncio.sleep(0.2)  # whoever handed the scenario in gets an answer
             os._exit(9)
         if not stumbled:
             stumbled = True

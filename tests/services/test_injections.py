@@ -150,11 +150,15 @@ async def test_an_interview_changes_nothing(
         events=EVENTS[:1],
         durability=durability,
         agents={"count": 12, "personas": "education"},
+        rounds=8,
     )
     undisturbed = await play(services, fields)
     run = await begin(bus, services, {**fields, "run": unique("asked")}, 2)
     subject = settings.subjects.run_owner(run, "interview")
     request = InterviewRequest(agents=["readers/3", "readers/11"], question="Why?")
+    wrong = request.model_copy(update={"agents": ["readers/12"]})
+    with pytest.raises(RemoteError, match="no agent 'readers/12'"):
+        await ask(bus, subject, wrong, InterviewAnswers, timeout=20)
     found = await ask(bus, subject, request, InterviewAnswers, timeout=20)
     assert [a.agent for a in found.answers] == ["readers/3", "readers/11"]
     assert all(a.text and a.error is None for a in found.answers)
@@ -162,9 +166,6 @@ async def test_an_interview_changes_nothing(
     assert "education" in found.answers[0].persona
     twice = await ask(bus, subject, request, InterviewAnswers, timeout=20)
     assert [a.text for a in twice.answers] != [a.text for a in found.answers]  # drawn anew
-    wrong = request.model_copy(update={"agents": ["readers/12"]})
-    with pytest.raises(RemoteError, match="no agent 'readers/12'"):
-        await ask(bus, subject, wrong, InterviewAnswers, timeout=20)
     outcome = await watch(bus, services, run)
     assert (outcome.state, outcome.reason) == ("finished", "")
     assert compare(results(undisturbed.run, settings), results(run, settings)).identical

@@ -64,7 +64,8 @@ async def look(bus: NatsBus, services: Services, run: str, **what: str) -> Inspe
 
 
 async def test_agents_and_workers_are_seen(services: Services, bus: NatsBus) -> None:
-    fields = paper(params={"pause": 0.3}, agents={"count": 12, "personas": "education"})
+    agents = {"count": 12, "personas": "education"}
+    fields = paper(params={"pause": 0.3}, agents=agents, rounds=8)
     undisturbed = await play(services, fields)
     run = await begin(bus, services, {**fields, "run": unique("seen")}, 2)
     whole = await look(bus, services, run)
@@ -94,7 +95,8 @@ async def test_agents_and_workers_are_seen(services: Services, bus: NatsBus) -> 
 
 async def test_environments_are_seen(services: Services, bus: NatsBus, endpoint: Endpoint) -> None:
     endpoint.respond = respond
-    fields = diaries(endpoint, agents={"count": 20, "workers": 2}, params={"pause": 0.3})
+    agents = {"count": 20, "workers": 2}
+    fields = diaries(endpoint, agents=agents, params={"pause": 0.3}, rounds=8)
     run = await begin(bus, services, fields, 1)
     whole = await look(bus, services, run)
     assert [(e.path, e.class_name) for e in whole.environments] == [("ledger", "Ledger")]
@@ -125,7 +127,8 @@ async def test_a_stopped_worker_s_agents_move(
     services: Services, bus: NatsBus, endpoint: Endpoint
 ) -> None:
     endpoint.respond = respond
-    fields = diaries(endpoint, agents={"count": 60, "workers": 2}, params={"pause": 0.2})
+    agents = {"count": 60, "workers": 2}
+    fields = diaries(endpoint, agents=agents, params={"pause": 0.2}, rounds=8)
     undisturbed = await play(services, fields)
     run = await begin(bus, services, {**fields, "run": unique("moved")}, 1)
     host = services.settings().host
@@ -161,6 +164,9 @@ async def test_a_drained_host_gives_its_agents_to_others(
                 break
             except NoRespondersError:
                 await asyncio.sleep(0.05)
+        hosts = await bus.bucket(settings.subjects.bucket_hosts)
+        while await hosts.get(second_host) is None:  # runs find it there
+            await asyncio.sleep(0.05)
     assert info.labels == {"zone": "b", "disk": "fast"}
     fields = diaries(endpoint, agents={"count": 60, "workers": 4}, params={"pause": 0.3})
     run = await begin(bus, services, fields, 1)
@@ -199,12 +205,12 @@ async def test_a_drained_host_gives_its_agents_to_others(
     await change(bus, services, second_host, draining=False)
     await control(bus, settings, run, "spread")
     async with asyncio.timeout(30):
-        hosts: set[str] = set()
-        while len(hosts) < 2:
+        seen: set[str] = set()
+        while len(seen) < 2:
             with contextlib.suppress(BusError):  # between two lives
                 whole = await look(bus, services, run)
                 where = {w.worker: w.host for w in whole.workers}
-                hosts = {where[worker] for worker in whole.populations[0].workers}
+                seen = {where[worker] for worker in whole.populations[0].workers}
             await asyncio.sleep(0.05)
     outcome = await watch(bus, services, run)
     assert (outcome.state, outcome.reason) == ("finished", "")

@@ -28,9 +28,12 @@ SOON = 30_000
 """Milliseconds."""
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="there is no Chromium here (Debian: apt-get install chromium)"
-)
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="there is no Chromium here (Debian: apt-get install chromium)"
+    ),
+]
 
 
 class Manager:
@@ -98,6 +101,7 @@ async def open_page(
     )
     page = await context.new_page()
     page.set_default_timeout(SOON)
+    expect.set_options(timeout=SOON)
     complaints: list[str] = []
     page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))

@@ -93,7 +93,7 @@ async def faulty_handler(endpoint: Endpoint, faulty: Faulty) -> Callable[..., An
         draw = faulty.random.random()
         if draw < 0.01:
             faulty.seen["silent"] += 1
-            await asyncio.sleep(2)
+            await asyncio.sleep(6)
         elif draw < 0.05:
             faulty.seen["slow"] += 1
             await asyncio.sleep(0.2)
@@ -129,7 +129,7 @@ async def test_many_agents_and_a_faulty_server(services: Services, count: int) -
             run=run,
             seed=1,
             workers=2,
-            models={"default": openai(endpoint, timeout=1.0, concurrency=100)},
+            models={"default": openai(endpoint, timeout=3.0, concurrency=100)},
         ) as world:
             faulty.began = time.monotonic()
             people = await world.population(Asker, count=count)

@@ -465,10 +465,13 @@ async def test_nothing_is_kept_where_that_is_asked_for(
 ) -> None:
     """What a lost worker held fails, and the run goes on without."""
     endpoint.respond = respond
+    endpoint.delay = 0.1
     fields = diaries(endpoint, durability="none")
     run = await start(bus, installation, fields)
+    await wait_until(lambda: len(endpoint.requests) > 50, 60, "the first round")
+    victim, _ = await installation.workers(bus, run)
     await wait_until(lambda: len(endpoint.requests) > 400, 60, "the second round")
-    await a_worker(installation, bus, run)
+    os.kill(victim, signal.SIGKILL)
     outcome = await watch(bus, installation, run)
     assert outcome.state == "finished"
     assert outcome.rows[2].failures == {"worker_lost": 150}

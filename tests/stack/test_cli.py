@@ -183,6 +183,7 @@ def test_check_looks_at_the_people(shell: Shell) -> None:
         assert f"{people} holds {there} people, fewer than the 9 agents" in one_sentence(err)
 
 
+@pytest.mark.timeout(300)  # very many processes
 def test_up_twice_publish_watch_results_down(shell: Shell) -> None:
     code, out, err = shell.run("up")
     assert (code, err) == (0, "")
