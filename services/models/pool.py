@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections import deque
 from dataclasses import replace
@@ -36,7 +35,6 @@ ACK_WAIT = 6.0
 """Seconds after which prompts of a service that has died are given to another. A broker that was
 away for as long gives out again what is still in hand, so others are asked about it first."""
 STILL_AT_WORK = 2.0
-_HELD_WITHIN = 1.0
 _GIVEN_UP = 60.0
 """Seconds after which answers that are not stored yet can't be any more."""
 _MAX_DELIVERIES = 5
@@ -223,7 +221,8 @@ class Pool:
         try:
             await self._server.late.ready()
             if lot.repeated:
-                if await self._is_held_elsewhere(lot):
+                if await self._server.peers.hold(self.name, lot.delivery.sequence):
+                    _log.info("prompts came again that are in other hands", pool=self.name)
                     self.gate.release(len(requests))
                     self._let_go(lot)
                     return
@@ -257,19 +256,6 @@ class Pool:
     def _let_go(self, lot: _Lot) -> None:
         if self._in_hand.get(lot.delivery.sequence) is lot:
             del self._in_hand[lot.delivery.sequence]
-
-    async def _is_held_elsewhere(self, lot: _Lot) -> bool:
-        """Whether another service is still at it, which the broker could not know for a while."""
-        bus = self._server.bus
-        asked = {"service": bus.process, "pool": self.name, "message": lot.delivery.sequence}
-        try:
-            await bus.request(
-                self._server.subjects.model_held, json.dumps(asked).encode(), timeout=_HELD_WITHIN
-            )
-        except BusError:
-            return False
-        _log.info("prompts came again that another service has in hand", pool=self.name)
-        return True
 
     async def _without_kept(self, lot: _Lot, requests: list[ModelRequest]) -> list[ModelRequest]:
         """Answer from what was kept before another process died; gives what is left to ask."""

@@ -19,6 +19,7 @@ from populace.models.kept import KeptAnswers, SharedCache
 from populace.models.limits import RateLimiter, SharedPace, endpoint_key
 from populace.models.serving import Serving
 from services.models.late import LateAnswers
+from services.models.peers import Peers
 from services.models.pool import Pool
 from shared.bus import KeyValue, Message
 from shared.errors import BusError, PopulaceError
@@ -58,6 +59,7 @@ class ModelServer:
         self.subjects = context.settings.subjects
         self.kept = KeptAnswers(context.bus, context.settings.subjects)
         self.late = LateAnswers(self.kept)
+        self.peers = Peers(context.bus, context.settings.subjects, self._holds)
         self.over: OrderedDict[str, None] = OrderedDict()
         """Runs that have ended; their prompts need no answer."""
         self._ending: OrderedDict[str, int] = OrderedDict()
@@ -159,16 +161,8 @@ class ModelServer:
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
-    def _held(self, message: Message) -> None:
-        """Another service got prompts again: say so if they are in hand here."""
-        asked = json.loads(message.data)
-        pool = self._pools.get(asked["pool"])
-        if asked["service"] == self.bus.process or pool is None:
-            return
-        if pool.holds(int(asked["message"])):
-            answer = {"service": self.bus.process}
-            with contextlib.suppress(BusError):  # then it is asked for twice
-                self.bus.send(message.reply, json.dumps(answer).encode())
+    def _holds(self, pool: str, message: int) -> bool:
+        return pool in self._pools and self._pools[pool].holds(message)
 
     async def _tell_last(self, run: str, inbox: str) -> None:
         until = time.monotonic() + _LAST_WITHIN
@@ -363,7 +357,7 @@ class ModelServer:
         self.bus.on_event(self._event)
         await self.bus.subscribe(self.subjects.run_status(), self._status)
         await self.bus.subscribe(self.subjects.model_last, self._last)
-        await self.bus.subscribe(self.subjects.model_held, self._held)
+        await self.peers.start()
         await serve(self.bus, self.subjects.model_check, CheckModel, self.check, queue="models")
         await self.context.announce("Has prompts answered by language models", stats=self.stats)
         background = [
