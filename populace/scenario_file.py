@@ -18,6 +18,7 @@ from shared.messages.scenario import ScenarioSpec
 from shared.problems import first_problem
 
 _NOT_IN_A_FILE = ("folder", "run", "results_format", "replay")
+_OF_A_SWEEP = ("grid", "runs")
 
 
 class ScenarioFile:
@@ -46,6 +47,11 @@ def read_scenario(path: str | Path, overrides: dict[str, Any] | None = None) -> 
         if key in file.raw:
             raise ScenarioError(
                 f"{file.where((key,))}: {key}: is set by whoever publishes, not in a file"
+            )
+    for key in _OF_A_SWEEP:
+        if key in file.raw:
+            raise ScenarioError(
+                f"{file.where((key,))}: {key}: is for sweeps; play one by 'populace sweep {path}'"
             )
     for dotted, value in (overrides or {}).items():
         file.override(dotted, value)

@@ -24,6 +24,7 @@ from tests.conftest import ROOT, Services
 
 MATRIX = yaml.safe_load((ROOT / "examples/guess_average/experiments.yaml").read_text())["runs"]
 DUMMY = str(ROOT / "examples/guess_average/dummy.yaml")
+SWEEP = str(ROOT / "examples/guess_average/experiments.yaml")
 SLOW = ["--set", "models.default.script.latency=0.3", "--set", "models.default.concurrency=20"]
 
 
@@ -87,6 +88,7 @@ def test_help_and_version(shell: Shell) -> None:
         (["check", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
         (["run", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
         (["check", DUMMY, "--set", "colour=red"], "colour: is not a key"),
+        (["check", SWEEP], "runs: is for sweeps; play one by 'populace sweep "),
         (
             ["run", DUMMY, "--set", "rounds=many"],
             "dummy.yaml, as the command line changes it: rounds: ",
