@@ -43,7 +43,7 @@ class Job:
             bus,
             settings.subjects,
             {"default": request.model},
-            f"personas-{request.name}",
+            f"personas-{request.name}-{record.generation}",
             timeout=settings.model_queue_timeout,
             box=box,
         )

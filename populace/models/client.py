@@ -233,8 +233,7 @@ class QueuedModels(ModelClient):
         self._heard_at = time.monotonic()
         """When an answer came last, or the first was asked for."""
         self._away_since: float | None = None
-        self._was_away = 0.0
-        """Since when the connection is broken, and for how long it was the last time."""
+        """Since when the connection is broken."""
         self._again = 0
         """Times that prompts were asked again; part of their messages' names."""
         self._publishing = asyncio.Semaphore(_PUBLISHING)
@@ -341,14 +340,15 @@ class QueuedModels(ModelClient):
         if event == "disconnected":
             self._away_since = self._away_since or time.monotonic()
         elif event == "reconnected":
-            self._was_away = time.monotonic() - (self._away_since or time.monotonic())
+            away = time.monotonic() - (self._away_since or time.monotonic())
             self._away_since = None
-        if event == "reconnected" and self._asked:
-            task = asyncio.ensure_future(self._recover())
+            if not self._asked:
+                return
+            task = asyncio.ensure_future(self._recover(away))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _recover(self) -> None:
+    async def _recover(self, away: float) -> None:
         """The connection broke and is back: answers that came meanwhile are lost, but kept."""
         before = dict(self._asked)
         for _ in range(_LOOKS):
@@ -361,7 +361,7 @@ class QueuedModels(ModelClient):
             if not left:
                 return
             # Those that were lost are among the newest; _watch looks further if need be.
-            newest = int(_NEWEST * (1 + self._was_away + _LOOKS * _LOOK_AFTER))
+            newest = int(_NEWEST * (1 + away + _LOOKS * _LOOK_AFTER))
             await self._look_for(left, newest)
 
     def _ask_again(self, asked: dict[int, tuple[str, ModelRequest]]) -> None:
@@ -377,7 +377,7 @@ class QueuedModels(ModelClient):
         """Take what was kept of answers that have not come; gives whether it could be read."""
         by_key = {request.key: number for number, (_, request) in asked.items()}
         try:
-            found = await self._kept.find(self._run, set(by_key), newest)
+            found = await self._kept.find(self._run, [r for _, r in asked.values()], newest)
         except BusError as error:
             _log.warning("kept answers can't be read", error=str(error))
             return False

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from populace.models.serving import FINAL, Cache
@@ -39,6 +40,11 @@ class Part(Container[Key]):
 
 
 EVERYBODY = Part()
+
+
+def asks_the_same(one: ModelRequest, other: ModelRequest) -> bool:
+    """Whether two prompts differ in nothing but their numbers."""
+    return one == replace(other, number=one.number)
 
 
 class KeptAnswers:
@@ -81,23 +87,27 @@ class KeptAnswers:
         name = f"{self._name}/{self._numbers}"
         await append_patiently(self._bus, subject, data, headers={}, message_id=name)
 
-    async def find(self, run: str, wanted: set[Key], newest: int = 0) -> dict[Key, ModelResponse]:
+    async def find(
+        self, run: str, wanted: Iterable[ModelRequest], newest: int = 0
+    ) -> dict[Key, ModelResponse]:
         """Answers to these prompts that were kept before.
 
         Args:
             run: whose they are.
-            wanted: the prompts' keys.
+            wanted: the prompts; what else was asked under their keys does not count.
             newest: how many of the last messages to look into; 0: all of these rounds.
 
         Raises:
             BusError: the stream can't be read.
         """
         found: dict[Key, ModelResponse] = {}
-        subjects = tuple({self._subjects.model_kept(run, key[3]) for key in wanted})
-        async for key, _, response in self._rows(subjects, wanted, newest):
-            if response.error_kind in FINAL:
+        asked = {request.key: request for request in wanted}
+        subjects = tuple({self._subjects.model_kept(run, key[3]) for key in asked})
+        async for key, request, response in self._rows(subjects, asked, newest):
+            same = asks_the_same(ModelRequest.from_columns(request), asked[key])
+            if same and response.error_kind in FINAL:
                 found.setdefault(key, response)
-                if len(found) == len(wanted):
+                if len(found) == len(asked):
                     break
         return found
 
@@ -157,8 +167,8 @@ class KeptAnswers:
                 break
         return [found[key] for key in sorted(found, key=lambda k: k[4])], whole
 
-    async def newest(self, messages: int) -> AsyncIterator[tuple[str, Key, ModelResponse]]:
-        """What so many last messages hold, of all runs: run, key and response.
+    async def newest(self, messages: int) -> AsyncIterator[tuple[str, ModelRequest, ModelResponse]]:
+        """What so many last messages hold, of all runs: run, request and response.
 
         Raises:
             BusError: the stream can't be read.
@@ -166,8 +176,8 @@ class KeptAnswers:
         stream, everything = self._subjects.stream_kept, (self._subjects.model_kept(),)
         async for message in self._bus.read(stream, everything, newest=messages):
             run = self._subjects.run_of_kept(message.subject)
-            for key, _, response in _rows_of(message, EVERYBODY):
-                yield run, key, response
+            for _, request, response in _rows_of(message, EVERYBODY):
+                yield run, ModelRequest.from_columns(request), response
 
     async def _rows(
         self, subjects: tuple[str, ...], wanted: Container[Key], newest: int = 0

@@ -259,8 +259,12 @@ class Run:
         """Ask nothing more, and let what is under way be answered: it is paid for, so it counts."""
         left: dict[str, int] = {}
 
+        nobody = False
+
         def take(message: Message) -> None:
-            if message.data:  # empty: the broker's word that nobody listens
+            nonlocal nobody
+            nobody |= not message.data  # the broker's word that nobody listens
+            if message.data:
                 told = json.loads(message.data)
                 left[told["service"]] = told["left"]
 
@@ -271,7 +275,7 @@ class Run:
         await self._bus.flush()
         began = time.monotonic()
         heard: float | None = None
-        while (passed := time.monotonic() - began) < _LAST_WITHIN:
+        while not nobody and (passed := time.monotonic() - began) < _LAST_WITHIN:
             if left and heard is None:
                 heard = passed
             # Where one service answers, others do within a moment, too.

@@ -13,8 +13,11 @@ from shared.bus import Bus, Message
 from shared.errors import BusError
 from shared.subjects import Subjects
 
-_STRANGERS, _KNOWN = 0.1, 1.0
-"""Seconds for an answer: of services that nobody has heard of, and of those that are known."""
+_STRANGERS, _KNOWN, _BACK = 0.1, 1.0, 3.0
+"""Seconds for an answer: of services that nobody has heard of; of those that are known; and of
+these when the broker was away, which they may find again later."""
+_AGAIN = 0.25
+_SETTLED, _LONGEST = 5.0, 30.0
 
 
 class Peers:
@@ -38,6 +41,11 @@ class Peers:
         self._asked: dict[int, dict[str, bool]] = {}
         """Questions under way: who has answered, and what."""
         self._heard = asyncio.Event()
+        self._back_at = float("-inf")
+
+    def reconnected(self) -> None:
+        """The broker was away, and is back."""
+        self._back_at = time.monotonic()
 
     async def start(self) -> None:
         """Begin to answer others, and to hear their answers."""
@@ -74,23 +82,39 @@ class Peers:
         }  # fmt: skip
         self._bus.send(self._subject, json.dumps(asked).encode(), reply=self._inbox)
 
-    async def hold(self, pool: str, message: int) -> bool:
-        """Whether another service has a message in hand, as far as can be heard."""
+    async def hold(self, pool: str, message: int, strangers: bool = True) -> bool:
+        """Whether another service has a message in hand, as far as can be heard.
+
+        Args:
+            pool: whose message it is.
+            message: its number.
+            strangers: whether to wait a moment for services that nobody has heard of yet.
+        """
         self._numbers += 1
         number = self._numbers
         answers = self._asked[number] = {}
-        began = time.monotonic()
+        first = began = asked_at = time.monotonic()
+        settling = began - self._back_at < _SETTLED
         try:
             self._ask(pool, message, number)
             while not any(answers.values()):
+                now = time.monotonic()
+                if not self._bus.connected and now - first < _LONGEST:
+                    await asyncio.sleep(0.05)  # nothing can be heard
+                    began, asked_at, settling = time.monotonic(), 0.0, True
+                    continue
                 missing = self._known - answers.keys()
-                left = began + (_KNOWN if missing else _STRANGERS) - time.monotonic()
+                patience = _BACK if settling else _KNOWN
+                left = began + (patience if missing else _STRANGERS * strangers) - now
                 if left <= 0:
                     self._known -= missing  # those are gone
                     break
+                if now - asked_at > _AGAIN:
+                    self._ask(pool, message, number)
+                    asked_at = now
                 self._heard.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._heard.wait(), left)
+                    await asyncio.wait_for(self._heard.wait(), min(left, _AGAIN))
         except BusError:
             return False
         finally:

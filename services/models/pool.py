@@ -35,8 +35,9 @@ ACK_WAIT = 6.0
 """Seconds after which prompts of a service that has died are given to another. A broker that was
 away for as long gives out again what is still in hand, so others are asked about it first."""
 STILL_AT_WORK = 2.0
-_GIVEN_UP = 60.0
-"""Seconds after which answers that are not stored yet can't be any more."""
+_GIVEN_UP = 180.0
+"""Seconds after which answers that are not stored yet never will be: longer than a broker is given
+for that."""
 _MAX_DELIVERIES = 5
 _EXAMPLE = 500
 """Characters of a failure that are shown as an example of its kind."""
@@ -55,6 +56,7 @@ class _Lot:
     """A message of prompts, and how many of them are not answered yet."""
 
     __slots__ = (
+        "alive",
         "asked",
         "asked_until",
         "deadline",
@@ -92,6 +94,8 @@ class _Lot:
         self.left = left
         self.asked = 0
         """How many were let in, or answered otherwise."""
+        self.alive: asyncio.Task[None] | None = None
+        """Tells the broker that it is still at work, until it is done with."""
         self.asked_until = float("inf")
         """When the last was answered (monotonic): from then on answers are kept and sent."""
         self.turned_away: list[ModelRequest] = []
@@ -159,6 +163,10 @@ class Pool:
         """Seconds for which there was nothing to do."""
         return 0.0 if self._tasks or self.queued else time.monotonic() - self.used_at
 
+    @property
+    def _is_scripted(self) -> bool:
+        return self.backend.name == "scripted"
+
     def under_way_of(self, run: str) -> int:
         """Prompts of a run that are not answered, counted and sent yet."""
         return sum(lot.left for lot in self._in_hand.values() if lot.run == run)
@@ -205,7 +213,7 @@ class Pool:
         self.gate.take(len(requests))
         self.used_at = time.monotonic()
         # A broker that was killed may have forgotten that it has given this out.
-        repeated = delivery.attempt > 1 or delivery.sequence < self._newest
+        repeated = delivery.attempt > 1 or delivery.sequence <= self._newest
         self._newest = max(self._newest, delivery.sequence)
         lot = _Lot(delivery, inbox, run, terms, deadline, life, len(requests), repeated)
         self._in_hand[delivery.sequence] = lot
@@ -217,15 +225,18 @@ class Pool:
         task.add_done_callback(self._tasks.discard)
 
     async def _answer_lot(self, lot: _Lot, requests: list[ModelRequest]) -> None:
-        alive = asyncio.ensure_future(keep_alive(lot.delivery, STILL_AT_WORK))
+        server = self._server
+        lot.alive = asyncio.ensure_future(self._keep_alive(lot))
         try:
-            await self._server.late.ready()
+            if not self._is_scripted:
+                await server.late.ready()
+            asks = lot.repeated or server.late.alert
+            if asks and await server.peers.hold(self.name, lot.delivery.sequence, lot.repeated):
+                _log.info("prompts came again that are in other hands", pool=self.name)
+                self.gate.release(len(requests))
+                self._let_go(lot)
+                return
             if lot.repeated:
-                if await self._server.peers.hold(self.name, lot.delivery.sequence):
-                    _log.info("prompts came again that are in other hands", pool=self.name)
-                    self.gate.release(len(requests))
-                    self._let_go(lot)
-                    return
                 try:
                     requests = await self._without_kept(lot, requests)
                 except BusError as error:
@@ -245,21 +256,33 @@ class Pool:
             else:
                 await asyncio.gather(*(self._answer(lot, r) for r in requests))
         finally:
-            alive.cancel()
             lot.asked_until = time.monotonic()
+
+    async def _keep_alive(self, lot: _Lot) -> None:
+        """Have the broker leave a message here until its answers are stored and sent."""
+        while not self._is_given_up(lot):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GIVEN_UP):
+                    await keep_alive(lot.delivery, STILL_AT_WORK)
+
+    @staticmethod
+    def _is_given_up(lot: _Lot) -> bool:
+        return time.monotonic() - lot.asked_until > _GIVEN_UP
 
     def holds(self, sequence: int) -> bool:
         """Whether a message of prompts is in hand here, and has not been given up."""
         lot = self._in_hand.get(sequence)
-        return lot is not None and time.monotonic() - lot.asked_until < _GIVEN_UP
+        return lot is not None and not self._is_given_up(lot)
 
     def _let_go(self, lot: _Lot) -> None:
+        if lot.alive is not None:
+            lot.alive.cancel()
         if self._in_hand.get(lot.delivery.sequence) is lot:
             del self._in_hand[lot.delivery.sequence]
 
     async def _without_kept(self, lot: _Lot, requests: list[ModelRequest]) -> list[ModelRequest]:
         """Answer from what was kept before another process died; gives what is left to ask."""
-        found = await self._server.late.find(lot.run, {r.key for r in requests})
+        found = await self._server.late.find(lot.run, requests)
         left = []
         for request in requests:
             response = found.get(request.key)
@@ -282,7 +305,7 @@ class Pool:
             self._turned_away(lot, request)
             return
         lot.asked += 1
-        late = self._server.late.get(lot.run, request.key)
+        late = self._server.late.get(lot.run, request)
         if late is not None:
             self.gate.leave()
             self._answered_before(lot, request, late)
@@ -322,8 +345,9 @@ class Pool:
     def _remember_late(self, lot: _Lot, request: ModelRequest, response: ModelResponse) -> None:
         """Answers to what an earlier life asked may come when the next has looked for them."""
         late = self._server.late
-        if lot.repeated or late.watchful or self._server.is_over(lot.run, lot.life):
-            late.put(lot.run, request.key, response)
+        stale = lot.repeated or late.watchful or self._server.is_over(lot.run, lot.life)
+        if stale and lot.terms.keep and not self._is_scripted:
+            late.put(lot.run, request, response)
 
     async def _ask_alone(self, lot: _Lot, request: ModelRequest) -> ModelResponse | None:
         """``_ask``, in the slot that was entered; others with the same prompt can wait for it."""
@@ -463,7 +487,7 @@ class Pool:
     async def _keep(self, out: list[tuple[_Lot, ModelRequest, ModelResponse]]) -> None:
         by_run: dict[str, list[tuple[ModelRequest, ModelResponse]]] = {}
         for lot, request, response in out:
-            wanted = lot.terms.keep and self.backend.name != "scripted"
+            wanted = lot.terms.keep and not self._is_scripted
             if wanted and response.error_kind != "not_kept" and not response.details.get("kept"):
                 by_run.setdefault(lot.run, []).append((request, response))
         for run, pairs in by_run.items():
@@ -579,7 +603,10 @@ class Pool:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=2)
-        for lot in self._in_hand.values():
+        lots, self._in_hand = list(self._in_hand.values()), {}  # others are told that they may
+        for lot in lots:
+            if lot.alive is not None:
+                lot.alive.cancel()
             with contextlib.suppress(BusError):  # then it comes again after a while
                 await lot.delivery.nak()
         try:

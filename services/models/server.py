@@ -200,6 +200,7 @@ class ModelServer:
     def _event(self, event: str, _: str) -> None:
         if event == "reconnected":
             self.late.read()
+            self.peers.reconnected()
             for pool in self._pools.values():
                 pool.send_again()
 
@@ -375,8 +376,8 @@ class ModelServer:
             # With a bound, and loops that look for themselves: the client's publish can swallow a
             # cancellation.
             await asyncio.wait(background, timeout=_END_WITHIN)
-            self.late.close()
             await self._finish(dict(self._pools), _FINISH_WITHIN)
+            self.late.close()
             closing = [asyncio.ensure_future(b.close()) for b in self._budgets.values()]
             if closing:
                 await asyncio.wait(closing, timeout=_END_WITHIN)

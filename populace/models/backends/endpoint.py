@@ -73,6 +73,7 @@ class Endpoint:
         self._faults = 0
         self._limited = self._storms = 0
         """Refusals in a row for asking too much, and pauses in a row for that."""
+        self._limited_since: float | None = None
         self.answered_at = float("-inf")
         """When it answered last (monotonic)."""
         self._until = 0.0
@@ -92,6 +93,11 @@ class Endpoint:
     def down_for(self) -> float:
         """Seconds for which it could not be reached, without a break; 0 if it can."""
         return 0.0 if self._down_since is None else time.monotonic() - self._down_since
+
+    @property
+    def limited_for(self) -> float:
+        """Seconds for which it said nothing but 429, and not for how long; 0 if it answers."""
+        return 0.0 if self._limited_since is None else time.monotonic() - self._limited_since
 
     def leave_alone(self, seconds: float) -> None:
         """It said so, or does not answer."""
@@ -118,7 +124,7 @@ class Endpoint:
         """One attempt."""
         assert self._session is not None, "the back end was not started"
         self.in_flight += 1
-        self._probing = self._down_since is not None
+        self._probing = self._down_since is not None or self._limited_since is not None
         try:
             return await self._ask(self._session, request)
         finally:
@@ -140,6 +146,7 @@ class Endpoint:
                     self._faults, self._down_since = 0, None  # whatever it says, it is there
                 if reply.status == 200:
                     self._limited = self._storms = 0
+                    self._limited_since = None
                     self.answered_at = time.monotonic()
                 else:
                     return self._refused(request, reply, text.decode("utf-8", "replace"))
@@ -189,7 +196,10 @@ class Endpoint:
         """
         if retry_after > 0:
             self.leave_alone(min(retry_after, _LONGEST_PAUSE))
-        elif self.away_for <= 0:
+            return
+        if self._limited_since is None:
+            self._limited_since = time.monotonic()
+        if self.away_for <= 0:
             self._limited += 1
             if self._limited >= _IN_A_ROW:
                 self.leave_alone(min(_LONGEST_PAUSE, _AWAY * 2 ** min(self._storms, 6)))

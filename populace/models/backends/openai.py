@@ -21,6 +21,8 @@ from shared.settings import Settings
 _ATTEMPTS = 5
 _LIMITED_ATTEMPTS = 10
 """Of requests that end with a 429 while nobody else is answered either."""
+_LIMITED_FOR = 120.0
+"""Seconds of nothing but 429 after which prompts fail at once: limits are by the minute."""
 _SLOW_ATTEMPTS = 2
 """Of requests that end with a time-out: each may have taken minutes."""
 _PAUSE = 0.5
@@ -155,13 +157,9 @@ class OpenAIBackend(Backend):
         while True:
             attempt += 1
             endpoint = self._choose(request.messages)
-            if endpoint.down_for > self._patience and not endpoint.may_probe:
-                response = endpoint.failed(
-                    request,
-                    "unreachable",
-                    f"the model endpoint {endpoint.url} can't be reached for "
-                    f"{endpoint.down_for:.0f} s now",
-                )
+            hopeless = self._hopeless(endpoint)
+            if hopeless is not None and not endpoint.may_probe:
+                response = endpoint.failed(request, *hopeless)
                 response.details["attempts"] = attempt - 1
                 return response
             await self._admitted(request, endpoint, None if admitted and attempt == 1 else admit)
@@ -212,18 +210,33 @@ class OpenAIBackend(Backend):
         now = time.monotonic()
         # As long as it answers others, this one's turn comes too.
         serves = now - endpoint.answered_at < self._patience and now - began < _LONGEST_WAIT
-        return attempt >= _LIMITED_ATTEMPTS and not serves
+        tried = attempt >= _LIMITED_ATTEMPTS and not serves
+        return tried or self._hopeless(endpoint) is not None
+
+    def _hopeless(self, endpoint: Endpoint) -> tuple[str, str] | None:
+        """Why there is no use in asking an endpoint, but now and then: kind and sentence."""
+        if endpoint.down_for > self._patience:
+            return "unreachable", (
+                f"the model endpoint {endpoint.url} can't be reached for "
+                f"{endpoint.down_for:.0f} s now"
+            )
+        if endpoint.limited_for > _LIMITED_FOR:
+            return "rate_limit", (
+                f"the model endpoint {endpoint.url} has answered nothing but 429 for "
+                f"{endpoint.limited_for:.0f} s now"
+            )
+        return None
 
     def _choose(self, messages: list[dict[str, Any]]) -> Endpoint:
         """The endpoint that has seen how this prompt begins, unless it is busy or away."""
         if len(self.endpoints) == 1:
             return self.endpoints[0]
         for endpoint in self.endpoints:
-            if endpoint.down_for > self._patience and endpoint.may_probe:
+            if self._hopeless(endpoint) and endpoint.may_probe:
                 return endpoint  # one prompt, now and then: it may be back
-        there = [e for e in self.endpoints if e.away_for <= 0 and e.down_for <= self._patience]
+        there = [e for e in self.endpoints if e.away_for <= 0 and not self._hopeless(e)]
         if not there:
-            return min(self.endpoints, key=lambda e: (e.down_for > self._patience, e.away_for))
+            return min(self.endpoints, key=lambda e: (bool(self._hopeless(e)), e.away_for))
         share = (sum(e.in_flight for e in there) + 1) / len(there)
         free = [e for e in there if e.in_flight < share * _UNEVEN]
         begins = str(messages[0].get("content") or "")[:_PREFIX] if messages else ""

@@ -100,6 +100,31 @@ async def test_a_long_storm_that_does_not_say_how_long(
     await backend.close()
 
 
+async def test_a_spent_quota_is_not_waited_for_again_and_again(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but 429: prompts fail at once after a while, and one asks now and then."""
+    monkeypatch.setattr(openai, "_LIMITED_FOR", 0.5)
+    monkeypatch.setattr(openai, "_PAUSE", 0.1)
+    monkeypatch.setattr(endpoint_module, "_AWAY", 0.2)
+    monkeypatch.setattr(endpoint_module, "_LONGEST_PAUSE", 0.4)
+    endpoint.respond = lambda _: web.Response(status=429)
+    backend = await backend_of(endpoint.url)
+    async with asyncio.timeout(20):
+        responses = await asyncio.gather(*(backend.answer(prompt(str(i))) for i in range(100)))
+        assert {r.error_kind for r in responses} == {"rate_limit"}
+        asked = len(endpoint.requests)
+        responses = await asyncio.gather(*(backend.answer(prompt(str(i))) for i in range(100)))
+        assert any("nothing but 429 for" in r.error for r in responses)
+        assert len(endpoint.requests) < asked + 100
+        endpoint.respond = lambda _: answer("more was paid for")
+        while (await backend.answer(prompt())).text != "more was paid for":
+            await asyncio.sleep(0.05)
+        responses = await asyncio.gather(*(backend.answer(prompt(str(i))) for i in range(100)))
+        assert {r.text for r in responses} == {"more was paid for"}
+    await backend.close()
+
+
 async def test_an_endpoint_that_was_long_away_is_used_again(endpoint: Endpoint) -> None:
     async with serving() as other:
         backend = await backend_of(endpoint.url, other.url, patience=0.2)
