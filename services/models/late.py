@@ -24,6 +24,8 @@ whom every 0.1 s, and few services keep as many in that time."""
 _READ_WITHIN = 5.0
 """Seconds that prompts wait for that; the reading itself may take longer."""
 _ALERT, _WATCHFUL = 10.0, 60.0
+_CLOCKS = 1.0
+"""Seconds by which the broker's clock may differ."""
 
 _Found = dict[Key, ModelResponse]
 
@@ -53,10 +55,14 @@ class LateAnswers:
         """Whether something broke a while ago: answers are remembered."""
         return time.monotonic() - self._broke_at < _WATCHFUL
 
-    @property
-    def alert(self) -> bool:
-        """Whether something broke just now: what comes may be in other hands."""
-        return time.monotonic() - self._broke_at < _ALERT
+    def doubts(self, stored_at: float) -> bool:
+        """Whether a message may be in other hands: it is older than what broke a moment ago.
+
+        Args:
+            stored_at: when its stream took it, Unix time.
+        """
+        since = time.monotonic() - self._broke_at
+        return since < _ALERT and stored_at < time.time() - since + _CLOCKS
 
     def read(self) -> None:
         """Begin to read what was kept last: this process starts, or the connection broke."""

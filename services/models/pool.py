@@ -230,7 +230,7 @@ class Pool:
         try:
             if not self._is_scripted:
                 await server.late.ready()
-            asks = lot.repeated or server.late.alert
+            asks = lot.repeated or server.late.doubts(lot.delivery.stored_at)
             if asks and await server.peers.hold(self.name, lot.delivery.sequence, lot.repeated):
                 _log.info("prompts came again that are in other hands", pool=self.name)
                 self.gate.release(len(requests))

@@ -70,7 +70,9 @@ class Delivery(abc.ABC):
     headers: Mapping[str, str] | None
     sequence: int
     attempt: int
-    """1 at the first delivery."""
+    """1 at the first delivery, as far as the broker knows: one that is killed forgets the last."""
+    stored_at: float
+    """Unix time at which the stream took it, by the broker's clock."""
 
     @abc.abstractmethod
     async def ack(self) -> None:

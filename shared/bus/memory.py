@@ -219,6 +219,7 @@ class _MemoryDelivery(Delivery):
         self.subject, self.data, self.headers = stored.subject, stored.data, stored.headers
         self.sequence = stored.sequence
         self.attempt = durable.attempts[stored.sequence]
+        self.stored_at = time.time() - (time.monotonic() - stored.at)
 
     async def ack(self) -> None:
         self._durable.done(self.sequence)

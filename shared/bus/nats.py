@@ -123,6 +123,7 @@ class _NatsDelivery(Delivery):
         meta = message.metadata
         self.sequence = meta.sequence.stream
         self.attempt = meta.num_delivered or 1
+        self.stored_at = meta.timestamp.timestamp()
 
     async def ack(self) -> None:
         await self._tell(self._message.ack())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -44,7 +45,8 @@ async def test_an_answer_is_for_its_prompt_alone(broker: MemoryBroker) -> None:
     late.read()
     await late.ready()
     assert late.watchful
-    assert late.alert
+    assert late.doubts(time.time() - 1)
+    assert not late.doubts(time.time() + 5)
     same, other = request(1, number=77), request(1, "something else")
     found = late.get("r", same)
     assert found is not None

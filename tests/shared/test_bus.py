@@ -266,6 +266,7 @@ async def test_unacknowledged_messages_come_again(bus_maker: Maker) -> None:
     await bus.append(subject, b"x")
     consumer = await bus.consumer(name, durable="d", ack_wait=1.5)
     (first,) = await consumer.fetch(1, 2)
+    assert abs(first.stored_at - time.time()) < 5
     assert await consumer.fetch(1, 0.05) == []
     (second,) = await consumer.fetch(1, 3)
     assert (second.data, second.attempt) == (b"x", 2)
