@@ -378,7 +378,7 @@ class QueuedModels(ModelClient):
         by_key = {request.key: number for number, (_, request) in asked.items()}
         try:
             found = await self._kept.find(self._run, [r for _, r in asked.values()], newest)
-        except BusError as error:
+        except PopulaceError as error:
             _log.warning("kept answers can't be read", error=str(error))
             return False
         for key, response in found.items():

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from populace.models.kept import KeptAnswers, Key, asks_the_same
 from populace.models.serving import FINAL
-from shared.errors import BusError
+from shared.errors import BusError, PopulaceError
 from shared.logs import get_logger
 from shared.messages.model import ModelRequest, ModelResponse
 
@@ -77,7 +77,7 @@ class LateAnswers:
                 async for run, request, response in self._kept.newest(_MESSAGES):
                     self.put(run, request, response)
                 return
-            except BusError as error:
+            except PopulaceError as error:
                 _log.warning("the last answers can't be read yet", error=str(error))
             await asyncio.sleep(1.0)
 
