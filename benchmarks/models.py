@@ -7,7 +7,8 @@ figure is then what everything around the model costs; with 0 it is the hardest,
 does nothing but HTTP. With it, any endpoint that speaks OpenAI's chat API. Both send
 the same prompts with the same settings, as many at once, to the same server, in turn; each answer
 is checked. Ours is the whole way: agents ask, prompts go through the queue to one model service,
-answers are kept by the broker, counted, and given to the agents. The ratio is the median of turns.
+answers are kept by the broker, counted, and given to the agents. The ratio is the median of turns;
+who goes first changes from turn to turn, since machines grow slower and quicker as they go.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ RULES = (
     "whose number is nearest to the target wins."
 )
 QUESTION = "Pick your number now. Reply with the number alone."
-TURNS = 3
 
 
 @contextlib.contextmanager
@@ -135,13 +135,19 @@ async def measure(arguments: argparse.Namespace, url: str) -> dict[str, Any]:
                 stack.enter_context(service(place, "services.models"))
                 for _ in range(arguments.services)
             ]
-            for _ in range(TURNS):
-                other = await asyncio.to_thread(
-                    bare, url, arguments.model, arguments.requests, arguments.concurrency
-                )
-                share = max(1, arguments.concurrency // arguments.services)
-                found = await ours(place, services, url, arguments.model, arguments.requests, share)
-                turns.append({"bare": other, **found})
+            share = max(1, arguments.concurrency // arguments.services)
+            for number in range(arguments.turns):
+                turn: dict[str, float] = {}
+                for ours_now in (False, True) if number % 2 == 0 else (True, False):
+                    if ours_now:
+                        turn |= await ours(
+                            place, services, url, arguments.model, arguments.requests, share
+                        )
+                    else:
+                        turn["bare"] = await asyncio.to_thread(
+                            bare, url, arguments.model, arguments.requests, arguments.concurrency
+                        )
+                turns.append(turn)
     return {
         "machine": machine(),
         "requests": arguments.requests,
@@ -161,6 +167,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--services", type=int, default=2, help="model services")
+    parser.add_argument("--turns", type=int, default=4, help="of both, in changing order")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--bare", action="store_true", help="only the load generator")
     arguments = parser.parse_args()
