@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from populace.models.accounts import Accounts, BudgetKeeper, OwnBudget, PriceTable
 from populace.models.backends import make_backend
-from populace.models.kept import EVERYBODY, KeptAnswers, Key, Part
+from populace.models.kept import EVERYBODY, KeptAnswers, Key, Part, fingerprint
 from populace.models.limits import OwnPace, RateLimiter
 from populace.models.serving import OwnCache, Serving
 from shared.bus import Bus, Message, Subscription
@@ -213,7 +213,8 @@ class QueuedModels(ModelClient):
         self._life = life
         self._first_recall = min(recall, default=0)
         self._recall = {number: asyncio.Lock() for number in recall}
-        self._recalled: dict[int, tuple[Part, dict[Key, ModelResponse]]] = {}
+        self._recalled: dict[int, tuple[Part, dict[Key, dict[bytes, ModelResponse]]]] = {}
+        self._warned = False
         self._bus = bus
         self._subjects = subjects
         self._run = run
@@ -314,7 +315,11 @@ class QueuedModels(ModelClient):
             self._recall.pop(number, None)
 
     async def _known(self, request: ModelRequest) -> ModelResponse | None:
-        """The answer that was had when this round was played before, if there was one."""
+        """The answer that was had when this round was played before, if there was one.
+
+        To this very prompt: where what agents do follows from clocks, or from who was first, it may
+        have been another one.
+        """
         number = request.key[3]
         async with self._recall[number]:
             if number not in self._recalled or request.key not in self._recalled[number][0]:
@@ -330,8 +335,19 @@ class QueuedModels(ModelClient):
                 except BusError as error:
                     text = f"the answers that were kept can't be read: {error}"
                     return ModelResponse(request.number, error_kind="unreachable", error=text)
-        found = self._recalled[number][1].get(request.key)
+        answers = self._recalled[number][1].get(request.key)
+        if answers is None:
+            return None
+        try:
+            found = answers.get(fingerprint(request))
+        except CodecError:
+            return None  # it will fail where it is sent
         if found is None:
+            if not self._warned:
+                self._warned = True
+                _, population, agent, _, question = request.key
+                who = f"{population}/{agent} in round {number}, question {question + 1}"
+                _log.warning("prompts differ from those that were answered, and are asked", who=who)
             return None
         details = {**found.details, "kept": True}
         return replace(found, number=request.number, details=details)

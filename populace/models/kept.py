@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import AsyncIterator, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -45,6 +46,15 @@ EVERYBODY = Part()
 def asks_the_same(one: ModelRequest, other: ModelRequest) -> bool:
     """Whether two prompts differ in nothing but their numbers."""
     return one == replace(other, number=one.number)
+
+
+def fingerprint(request: ModelRequest) -> bytes:
+    """Of a prompt, but for its number: two that ask the same have the same.
+
+    Raises:
+        CodecError: it holds what can't travel.
+    """
+    return hashlib.blake2b(pack_plain(request.columns()[1:]), digest_size=12).digest()
 
 
 class KeptAnswers:
@@ -113,17 +123,21 @@ class KeptAnswers:
 
     async def of_round(
         self, run: str, round_number: int, part: Part = EVERYBODY
-    ) -> dict[Key, ModelResponse]:
+    ) -> dict[Key, dict[bytes, ModelResponse]]:
         """What was kept of a round and stays so; of two answers to one prompt, the first.
+
+        Returns:
+            By key, and by ``fingerprint`` of what was asked under it.
 
         Raises:
             BusError: the stream can't be read.
         """
-        found: dict[Key, ModelResponse] = {}
+        found: dict[Key, dict[bytes, ModelResponse]] = {}
         subjects = (self._subjects.model_kept(run, round_number),)
-        async for key, _, response in self._rows(subjects, part):
+        async for key, request, response in self._rows(subjects, part):
             if response.error_kind in FINAL:
-                found.setdefault(key, response)
+                asked = fingerprint(ModelRequest.from_columns(request))
+                found.setdefault(key, {}).setdefault(asked, response)
         return found
 
     async def asked_in(
