@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from populace.models.backends import Backend
 from populace.models.backends.openai import OpenAIBackend
 from populace.models.gate import Gate
-from populace.models.kept import Key
+from populace.models.kept import Key, asks_the_same
 from populace.models.serving import NotWantedError, Serving
 from shared.bus import Consumer, Delivery, keep_alive
 from shared.codec import from_public, pack_plain
@@ -50,6 +50,9 @@ _LATENCIES = 2000
 _HAND_ON_AFTER = 0.1
 _FETCH_WITHIN = 0.5
 """Seconds that one look into the queue may take; a service that is to stop waits for it."""
+
+
+_UnderWay = tuple[ModelRequest, asyncio.Future[ModelResponse | None]]
 
 
 class _Lot:
@@ -146,7 +149,7 @@ class Pool:
         self._stored: list[tuple[_Lot, ModelRequest, ModelResponse]] = []
         """Answers that are kept, and not given out yet."""
         self._flushing = self._giving = False
-        self._under_way: dict[tuple[str, Key], asyncio.Future[ModelResponse | None]] = {}
+        self._under_way: dict[tuple[str, Key], _UnderWay] = {}
         """Prompts that an engine answers, by run and key."""
         self._in_hand: dict[int, _Lot] = {}
         """Messages of prompts under way, by their numbers in the stream."""
@@ -311,10 +314,10 @@ class Pool:
             self._answered_before(lot, request, late)
             return
         under_way = self._under_way.get((lot.run, request.key))
-        if under_way is not None:
+        if under_way is not None and asks_the_same(under_way[0], request):
             # Another life of the run has asked this, and is being answered: that is the answer.
             self.gate.leave()
-            response = await asyncio.shield(under_way)
+            response = await asyncio.shield(under_way[1])
             if response is not None:
                 self._answered_before(lot, request, response)
                 return
@@ -353,13 +356,13 @@ class Pool:
         """``_ask``, in the slot that was entered; others with the same prompt can wait for it."""
         key = lot.run, request.key
         future: asyncio.Future[ModelResponse | None] = asyncio.get_running_loop().create_future()
-        self._under_way[key] = future
+        mine = self._under_way[key] = request, future
         response = None
         try:
             response = await self._ask(lot, request)
         finally:
             self.gate.leave(answered=response is not None)
-            if self._under_way.get(key) is future:
+            if self._under_way.get(key) is mine:
                 del self._under_way[key]
             future.set_result(response)
         return response
