@@ -16,7 +16,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import nats
@@ -758,15 +758,21 @@ class NatsBus(Bus):
         self, stream: str, subjects: tuple[str, ...], *, idle: float = 1.0
     ) -> AsyncIterator[Message | None]:
         """See ``Bus.replay``."""
-        last = 0
+        last = given = breaks = 0
         inner: Any = None
         try:
             while True:
                 try:
                     if inner is None:
+                        breaks = self.stats.reconnects
                         inner, _ = await self._reader(stream, subjects, last)
+                        given = 0
                     messages = await inner.fetch(100, timeout=idle)
                 except TimeoutError:
+                    if inner is not None and breaks != self.stats.reconnects:
+                        # The last messages may have been sent into the connection that broke.
+                        await self._end_reader(inner)
+                        inner = None
                     yield None
                     continue
                 except nats.errors.Error as error:
@@ -777,9 +783,14 @@ class NatsBus(Bus):
                     await asyncio.sleep(0.2)
                     yield None
                     continue
-                for message in messages:
+                whole = _without_gaps(messages, given)
+                given += len(whole)
+                for message in whole:
                     last = message.metadata.sequence.stream
                     yield Message(message.subject, message.data, "", message.headers)
+                if len(whole) < len(messages):
+                    await self._end_reader(inner)
+                    inner = None
         finally:
             if inner is not None:
                 await self._end_reader(inner)
@@ -829,12 +840,12 @@ class NatsBus(Bus):
         patience: float = 30.0,
     ) -> AsyncIterator[Message]:
         """See ``Bus.read``."""
-        last = end = 0
+        last = end = given = 0
         inner: Any = None
         heard = time.monotonic()
         try:
             while True:
-                messages: list[Any] = []
+                messages: Sequence[Any] = ()
                 try:
                     if inner is None:
                         end = await self._ends_at(stream, subjects)
@@ -843,9 +854,13 @@ class NatsBus(Bus):
                         if end <= last:
                             return
                         inner, left = await self._reader(stream, subjects, last)
+                        given = 0
                         if left == 0:
                             raise TimeoutError("a copy of it lags behind")
-                    messages = await inner.fetch(min(left, _READ_AT_ONCE), timeout=_READ_IDLE)
+                    came = await inner.fetch(min(left, _READ_AT_ONCE), timeout=_READ_IDLE)
+                    messages = _without_gaps(came, given)
+                    if not messages:
+                        raise TimeoutError("what was under way is lost")
                 except (TimeoutError, nats.errors.Error) as error:
                     # What was under way when a connection broke does not come again by itself.
                     if self._closed or time.monotonic() - heard > patience:
@@ -860,10 +875,12 @@ class NatsBus(Bus):
                 for message in messages:
                     last = message.metadata.sequence.stream
                     yield Message(message.subject, message.data, "", message.headers)
+                given += len(messages)
                 left -= len(messages)
                 if last >= end:
                     return
-                if left <= 0:  # the copy that was read ends before the leader's
+                # The copy that was read ends before the leader's, or some were lost on their way.
+                if left <= 0 or len(messages) < len(came):
                     await self._end_reader(inner)
                     inner = None
         finally:
@@ -942,3 +959,19 @@ class NatsBus(Bus):
             await self._js.purge_stream(stream, subject=subject, seq=before or None)
         except (TimeoutError, nats.errors.Error) as error:
             raise BusError(f"the stream {stream!r} can't be purged: {error}") from error
+
+
+def _without_gaps(messages: Sequence[Any], given: int) -> Sequence[Any]:
+    """Messages of a reader up to the first that is missing.
+
+    A reader acknowledges nothing, so the broker takes for delivered what it sent into a connection
+    that was breaking, and goes on behind it when that is back.
+
+    Args:
+        messages: as they came.
+        given: how many this reader has given before.
+    """
+    for place, message in enumerate(messages):
+        if message.metadata.sequence.consumer != given + place + 1:
+            return messages[:place]
+    return messages
