@@ -315,6 +315,7 @@ HEARTBEAT = 15.0
 """Seconds after which a keeper with requests under way tells of itself, whatever happens."""
 _AGAIN = 0.25
 _CONFLICT = 0.003
+_CLOSING_TRIES = 4
 
 
 class BudgetKeeper:
@@ -388,10 +389,12 @@ class BudgetKeeper:
 
     async def close(self) -> None:
         """Tell what has not been told yet."""
-        if self._dirty:
+        for _ in range(_CLOSING_TRIES):
+            if self._telling is not None:
+                await self._telling
+            if not self._dirty:  # what is paid while an exchange is under way goes with the next
+                return
             self._tell()
-        if self._telling is not None:
-            await self._telling
 
     def _tell(self) -> None:
         if self._telling is None or self._telling.done():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from populace.models.backends.base import Admit, Backend, SpentError, let_in
+from populace.models.backends.base import Admit, Backend, NotWantedError, SpentError, let_in
 from populace.models.context import estimate_messages, fit_prompt
 from populace.models.structured import fit
 from shared.messages.model import Handling, ModelRequest, ModelResponse
@@ -40,7 +40,11 @@ class Answerer:
         """Tokens, as estimated, from which it has refused prompts without telling its limit."""
 
     async def answer(
-        self, request: ModelRequest, handling: Handling = _USUAL, admit: Admit = let_in
+        self,
+        request: ModelRequest,
+        handling: Handling = _USUAL,
+        admit: Admit = let_in,
+        admit_repair: Admit | None = None,
     ) -> ModelResponse:
         """Answer one prompt. Failures are responses with an error kind.
 
@@ -48,15 +52,16 @@ class Answerer:
             request: the prompt.
             handling: what is done where prompt or answer don't fit.
             admit: awaited before each request that leaves.
+            admit_repair: instead of it, for those that mend an answer.
         """
         response = await self._fitting(request, handling, admit)
         response = fit(_apart(response), request.schema)
         if response.error_kind != "schema" or not handling.repair:
             return response
         try:
-            return await self._repaired(request, response, handling, admit)
-        except SpentError:
-            return response  # there is nothing left to repair it with
+            return await self._repaired(request, response, handling, admit_repair or admit)
+        except (SpentError, NotWantedError):
+            return response  # nothing is left to repair it with; what it cost is counted
 
     async def _fitting(
         self, request: ModelRequest, handling: Handling, admit: Admit

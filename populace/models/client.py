@@ -215,6 +215,7 @@ class QueuedModels(ModelClient):
         self._recall = {number: asyncio.Lock() for number in recall}
         self._recalled: dict[int, tuple[Part, dict[Key, dict[bytes, ModelResponse]]]] = {}
         self._warned = False
+        self._closed = False
         self._bus = bus
         self._subjects = subjects
         self._run = run
@@ -265,6 +266,7 @@ class QueuedModels(ModelClient):
 
     async def close(self) -> None:
         """Fail what still waits."""
+        self._closed = True
         if self._subscription is not None:
             await self._subscription.unsubscribe()
         for number in list(self._waiting):
@@ -277,6 +279,9 @@ class QueuedModels(ModelClient):
     async def request(self, model: str, request: ModelRequest) -> ModelResponse:
         """See ``ModelClient.request``."""
         self.spec(model)
+        if self._closed:
+            text = "the worker was stopped"
+            return ModelResponse(request.number, error_kind="internal", error=text)
         if self._recalled and request.key[3] > self._first_recall:
             self._forget(request.key[3])
         if request.key[3] in self._recall:
@@ -412,6 +417,9 @@ class QueuedModels(ModelClient):
         """
         while True:
             await asyncio.sleep(_STALLED / 4)
+            for pool in {self._pool_of[model] for model, _ in self._asked.values()}:
+                if self._registered.get(pool) == float("-inf"):  # it could not be said
+                    await self._register(pool)
             if self._asked and time.monotonic() - self._heard_at > _STALLED:
                 self._heard_at = time.monotonic()  # again after as long
                 await self._find_lost()
@@ -425,6 +433,7 @@ class QueuedModels(ModelClient):
         asked = {n: held for n, held in self._asked.items() if n in self._queued}
         empty = set()
         for pool in {self._pool_of[model] for model, _ in asked.values()}:
+            await self._register(pool, at_once=True)  # perhaps nobody serves it
             try:
                 queue = self._subjects.model_queue(pool, self._run)
                 waiting, _ = await self._bus.held(self._subjects.stream_models, queue)
@@ -467,13 +476,13 @@ class QueuedModels(ModelClient):
         try:
             data = pack_plain([self._inbox, self._run, rows, self._terms, deadline, self._life])
         except CodecError as error:
-            for request in requests:
-                self._fail(request.number, "internal", str(error))
+            if len(requests) > 1:  # the others are not to suffer
+                await self._publish_halves(pool, requests)
+            else:
+                self._fail(requests[0].number, "internal", str(error))
             return
         if len(data) > self._bus.max_payload and len(requests) > 1:
-            half = len(requests) // 2
-            await self._publish(pool, requests[:half])
-            await self._publish(pool, requests[half:])
+            await self._publish_halves(pool, requests)
             return
         if len(data) > self._bus.max_payload:
             text = f"the prompt takes {len(data):,} bytes, more than a message may hold"
@@ -498,9 +507,16 @@ class QueuedModels(ModelClient):
         for request in requests:
             self._fail(request.number, "unreachable", f"the model queue takes no prompt: {last}")
 
-    async def _register(self, pool: str) -> None:
+    async def _publish_halves(self, pool: str, requests: list[ModelRequest]) -> None:
+        half = len(requests) // 2
+        await self._publish(pool, requests[:half])
+        await self._publish(pool, requests[half:])
+
+    async def _register(self, pool: str, at_once: bool = False) -> None:
         """Say now and then that a pool is in use: services close those that are not."""
         now = time.monotonic()
+        if at_once:
+            self._registered[pool] = float("-inf")
         if now - self._registered.setdefault(pool, now) < _REGISTER_EVERY:
             return
         self._registered[pool] = now
@@ -508,7 +524,7 @@ class QueuedModels(ModelClient):
             bucket = await self._bus.bucket(self._subjects.bucket_pools)
             await bucket.put(pool, self._specs[pool].model_dump_json().encode())
         except BusError as error:
-            self._registered.pop(pool)
+            self._registered[pool] = float("-inf")
             _log.warning("a pool can't be registered again", pool=pool, error=str(error))
 
     def _fail(self, number: int, kind: str, text: str) -> None:

@@ -142,17 +142,20 @@ class KeptAnswers:
 
     async def asked_in(
         self, run: str, round_number: int, part: Part = EVERYBODY
-    ) -> dict[Key, tuple[ModelRequest, ModelResponse]]:
+    ) -> dict[Key, _Pairs]:
         """What came of a round, passing failures too, with what was asked.
+
+        Returns:
+            By key; several where the round was played again and something else was asked, the
+            last at the end.
 
         Raises:
             BusError: the stream can't be read.
         """
-        found: dict[Key, tuple[ModelRequest, ModelResponse]] = {}
+        found: dict[Key, _Pairs] = {}
         subjects = (self._subjects.model_kept(run, round_number),)
-        async for key, request, response in self._rows(subjects, part):
-            if key not in found or found[key][1].error_kind not in FINAL:
-                found[key] = ModelRequest.from_columns(request), response
+        async for key, columns, response in self._rows(subjects, part):
+            _add(found.setdefault(key, []), ModelRequest.from_columns(columns), response)
         return found
 
     async def of_agent(
@@ -168,18 +171,17 @@ class KeptAnswers:
         Raises:
             BusError: the stream can't be read.
         """
-        found: dict[Key, tuple[ModelRequest, ModelResponse]] = {}
+        found: dict[Key, _Pairs] = {}
         whole = True
         subjects = (self._subjects.model_kept(run, round_number),)
         own = Part({population: (range(agent, agent + 1),)})
         async for message in self._bus.read(self._subjects.stream_kept, subjects):
-            for key, request, response in _rows_of(message, own):
-                if key not in found or found[key][1].error_kind not in FINAL:
-                    found[key] = ModelRequest.from_columns(request), response
+            for key, columns, response in _rows_of(message, own):
+                _add(found.setdefault(key, []), ModelRequest.from_columns(columns), response)
             if time.monotonic() > until:
                 whole = False
                 break
-        return [found[key] for key in sorted(found, key=lambda k: k[4])], whole
+        return [found[key][-1] for key in sorted(found, key=lambda k: k[4])], whole
 
     async def newest(self, messages: int) -> AsyncIterator[tuple[str, ModelRequest, ModelResponse]]:
         """What so many last messages hold, of all runs: run, request and response.
@@ -200,6 +202,19 @@ class KeptAnswers:
         async for message in self._bus.read(stream, subjects, newest=newest):
             for row in _rows_of(message, wanted):
                 yield row
+
+
+_Pairs = list[tuple[ModelRequest, ModelResponse]]
+
+
+def _add(pairs: _Pairs, request: ModelRequest, response: ModelResponse) -> None:
+    """Take a pair to others of its key: the first answer to each prompt stays."""
+    for place, (asked, held) in enumerate(pairs):
+        if asks_the_same(asked, request):
+            if held.error_kind not in FINAL:
+                pairs[place] = request, response
+            return
+    pairs.append((request, response))
 
 
 def _rows_of(
@@ -236,7 +251,10 @@ class SharedCache(Cache):
 
     async def put(self, key: str, response: ModelResponse) -> None:
         """See ``Cache.put``."""
-        data = pack_plain(response.columns())
+        try:
+            data = pack_plain(response.columns())
+        except CodecError:
+            return  # it can't be given out either, and whoever has it is told
         if len(data) > self._bus.max_payload - 1024:
             _log.warning("an answer is too long to be kept for other runs", bytes=len(data))
             return

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from populace.models.client import ModelClient
-from populace.models.kept import KeptAnswers, Key, Part
+from populace.models.kept import KeptAnswers, Key, Part, asks_the_same
 from shared.errors import BusError
 from shared.logs import get_logger
 from shared.messages.model import ModelRequest, ModelResponse
@@ -24,7 +24,7 @@ _log = get_logger(__name__)
 _ROUNDS_HELD = 2
 _SHOWN = 160
 _PARTS = ("messages", "schema", "temperature", "top_p", "max_tokens", "model", "spare", "tools")
-_Held = dict[Key, tuple[ModelRequest, ModelResponse]]
+_Held = dict[Key, list[tuple[ModelRequest, ModelResponse]]]
 
 
 class ReplayedModels(ModelClient):
@@ -71,21 +71,25 @@ class ReplayedModels(ModelClient):
             self._rounds[number] = part, asked
             while len(self._rounds) > _ROUNDS_HELD:
                 self._rounds.popitem(last=False)
+        part, reading = self._rounds[number]
         try:
-            held = (await self._rounds[number][1]).get(request.key)
+            # Whoever gives up must not take it from the others.
+            held = (await asyncio.shield(reading)).get(request.key)
         except BusError as error:
-            self._rounds.pop(number, None)
+            if self._rounds.get(number) == (part, reading):
+                del self._rounds[number]
             return self._refused(request, f"what was kept can't be read: {error}")
         _, population, agent, _, question = request.key
         who = f"{population}/{agent} in round {number}, question {question + 1}"
         if held is None:
             return self._refused(
-                request, f"the run {self._replay.run!r} has no answer to {who}: it was never asked"
+                request,
+                f"the run {self._replay.run!r} has no answer to {who}: it was never asked, or its "
+                "answers are older than they are kept for",
             )
-        before, response = held
-        difference = "" if before == replace(request, number=before.number) else _told(
-            before, request
-        )  # fmt: skip
+        same = (pair for pair in held if asks_the_same(pair[0], request))
+        before, response = next(same, held[-1])
+        difference = "" if asks_the_same(before, request) else _told(before, request)
         if difference and self._replay.strict:
             return self._refused(request, f"{who} is asked something else: {difference}")
         if difference and not self._warned:

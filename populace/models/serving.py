@@ -13,17 +13,19 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from populace.models.accounts import Accounts, BudgetKeeper, Spent, money_of
 from populace.models.answering import Answerer
-from populace.models.backends.base import Admit, Backend, SpentError, let_in
+from populace.models.backends.base import Admit, Backend, NotWantedError, SpentError, let_in
 from populace.models.context import estimate_messages
 from populace.models.limits import RateLimiter
 from shared.messages.model import Handling, ModelRequest, ModelResponse, Terms
 from shared.messages.scenario import ModelSpec
 
 _SLOWLY = 0.1
+_AS_USUAL = Handling()
 FINAL = ("", "schema", "refused", "context")
 """Kinds of responses that asking again would not change: answers, and failures of the prompt's own.
 Others (an endpoint that was away, a budget that was spent) may be answered at another time."""
@@ -57,8 +59,12 @@ class OwnCache(Cache):
         self._held[key] = copy.deepcopy(response.columns())  # whoever has it may change it
 
 
-def cache_key(spec: ModelSpec, request: ModelRequest) -> str:
+def cache_key(
+    spec: ModelSpec, request: ModelRequest, handling: Handling = _AS_USUAL, weights: str = ""
+) -> str:
     """What an answer depends on: model, parameters, messages, schema, tools, and the draw.
+
+    Also what becomes of a prompt that would not fit, and of an answer that does not.
 
     The draw follows from (seed, population, agent, round, question), so that many agents who ask
     the same still get an answer each; at temperature 0 there is only one, except of a script, which
@@ -76,6 +82,11 @@ def cache_key(spec: ModelSpec, request: ModelRequest) -> str:
         request.schema,
         request.tools,
         0 if alone else request.draw,
+        request.spare,
+        [handling.policy, handling.repair, handling.context],
+        spec.engine,
+        spec.extra,
+        weights,
     ]
     text = json.dumps(told, sort_keys=True, ensure_ascii=False)
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
@@ -84,14 +95,12 @@ def cache_key(spec: ModelSpec, request: ModelRequest) -> str:
 BudgetOf = Callable[[str, dict[str, Any]], Awaitable[BudgetKeeper]]
 
 
-class NotWantedError(Exception):
-    """Nobody waits for the answer to a prompt any more."""
+Wanted = Callable[[bool], bool]
+"""Whether a prompt is still to be asked; told whether an answer to it was paid for already, that is
+to be mended."""
 
 
-Wanted = Callable[[], bool]
-
-
-def always() -> bool:
+def always(paid: bool) -> bool:
     """The ``Wanted`` of prompts that are wanted whatever happens."""
     return True
 
@@ -166,7 +175,8 @@ class Serving:
     ) -> ModelResponse:
         key = ""
         if terms.cache != "off":
-            key = cache_key(self.spec, request)
+            handling = terms.handling.get(request.model, _AS_USUAL)
+            key = cache_key(self.spec, request, handling, self.backend.weights)
             held = await self._held(key, request, failures=terms.cache == "replay")
             if held is not None:
                 return held
@@ -260,6 +270,12 @@ class Serving:
                 error=f"the run's budget of {spent} is spent",
                 details={"attempts": left},
             )
+        except NotWantedError:
+            raise  # the last that was promised has not left
+        except Exception:
+            # What it has cost is not known; that it cost something is.
+            actual = replace(promised, requests=1) if promised is not None else actual
+            raise
         finally:
             if promised is not None:
                 budget.pay(promised, actual)
@@ -271,19 +287,22 @@ class Serving:
         limiter = self.limiter
         presumed = taken = 0
 
-        async def admit(asked: ModelRequest) -> None:
+        async def admit(asked: ModelRequest, paid: bool = False) -> None:
             nonlocal presumed
             await afford(asked)
-            if limiter is not None and wanted():
+            if limiter is not None and wanted(paid):
                 tokens = sum(self._presume(asked))
                 presumed += tokens
                 await limiter.admit(tokens)
-            if not wanted():
+            if not wanted(paid):
                 raise NotWantedError
 
         try:
             response = await self._answerer.answer(
-                request, terms.handling.get(request.model, Handling()), admit
+                request,
+                terms.handling.get(request.model, _AS_USUAL),
+                admit,
+                partial(admit, paid=True),
             )
             taken = response.tokens_in + response.tokens_out
         finally:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from typing import Any
 
 import jsonschema
-import referencing.exceptions
+import referencing
 
 from shared.messages.model import ModelResponse
 
@@ -18,7 +19,9 @@ _FENCE = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 
 @functools.lru_cache(maxsize=256)
 def _validator(schema: str) -> Any:
-    return jsonschema.Draft202012Validator(json.loads(schema))
+    # An empty registry: nothing is fetched from wherever a reference points.
+    registry: Any = referencing.Registry()
+    return jsonschema.Draft202012Validator(json.loads(schema), registry=registry)
 
 
 def schema_problem(schema: dict[str, Any]) -> str | None:
@@ -28,6 +31,18 @@ def schema_problem(schema: dict[str, Any]) -> str | None:
     except jsonschema.SchemaError as error:
         return str(error.message)
     return None
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    """A number, unless it is larger than one can be: JSON knows no infinity."""
+    found = float(text)
+    if math.isinf(found):
+        raise ValueError(f"{text} is beyond all numbers")
+    return found
 
 
 def _fenced(text: str) -> str:
@@ -41,7 +56,7 @@ def fit(response: ModelResponse, schema: dict[str, Any] | None) -> ModelResponse
     if schema is None or response.error_kind:
         return response
     try:
-        data = json.loads(_fenced(response.text))
+        data = json.loads(_fenced(response.text), parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError):
         cut = " (it was cut by the token limit)" if response.finish == "length" else ""
         response.error_kind = "schema"
@@ -50,7 +65,7 @@ def fit(response: ModelResponse, schema: dict[str, Any] | None) -> ModelResponse
     try:
         problem = next(_validator(json.dumps(schema, sort_keys=True)).iter_errors(data), None)
         why = None if problem is None else problem.message
-    except (RecursionError, referencing.exceptions.Unresolvable) as error:
+    except Exception as error:  # a pattern that Python does not know, a reference to nowhere
         why = f"the schema can't be followed ({type(error).__name__}: {error})"
     if why is not None:
         response.error_kind = "schema"

@@ -386,6 +386,7 @@ class Host:
             },
             stats=lambda: self.info().model_dump(mode="json"),
         )
+        self._bus.on_event(self._event)
         beat = asyncio.ensure_future(self._beat())
         _log.info("host is up", host=self.name, cores=info.cores)
         try:
@@ -416,6 +417,11 @@ class Host:
             self._load, self._load_at = psutil.cpu_percent() / 100, now
         bucket = await self._bus.bucket(self._kind.bucket, ttl=HOST_TTL)
         await bucket.put(self.name, pack_plain(self.info().model_dump(mode="json")))
+
+    def _event(self, event: str, _: str) -> None:
+        if event == "reconnected":  # owners may find the broker again later than this host
+            for run in self._runs.values():
+                run.heard = time.monotonic()
 
     async def _end_silent(self) -> None:
         """End the workers of runs whose owner gives no sign of life."""

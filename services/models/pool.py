@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from populace.models.accounts import Accounts
 from populace.models.backends import Backend
+from populace.models.backends.base import NotWantedError
 from populace.models.backends.openai import OpenAIBackend
 from populace.models.gate import Gate
 from populace.models.kept import Key, asks_the_same
-from populace.models.serving import NotWantedError, Serving
+from populace.models.serving import Serving
 from shared.bus import Consumer, Delivery, keep_alive
 from shared.codec import from_public, pack_plain
 from shared.errors import BusError, CodecError, PopulaceError
@@ -42,12 +46,16 @@ _MAX_DELIVERIES = 5
 _EXAMPLE = 500
 """Characters of a failure that are shown as an example of its kind."""
 _MOST_MESSAGES = 64
+_DROPPED_RUNS = 1000
+_PLACE_KEPT_FOR = 86_400.0
+"""Seconds for which the broker keeps the place of a pool that nobody serves."""
 _PER_MESSAGE = 8
 _REMEMBER = 30.0
 """Seconds for which answers that were sent are sent again, should the connection have broken."""
 _REMEMBER_BYTES = 64 << 20
 _LATENCIES = 2000
 _HAND_ON_AFTER = 0.1
+_READ_AGAIN = 1.0
 _FETCH_WITHIN = 0.5
 """Seconds that one look into the queue may take; a service that is to stop waits for it."""
 
@@ -156,6 +164,9 @@ class Pool:
         self._newest = 0
         """Number of the last message that was taken; the queue gives them out in order."""
         self._closing = False
+        self._dropped: dict[str, int] = {}
+        """Prompts by run that came when nobody waited for them any more."""
+        self._counting = asyncio.Lock()
         self._sent: deque[tuple[float, str, bytes]] = deque()
         self._sent_bytes = 0
         self.used_at = time.monotonic()
@@ -190,26 +201,31 @@ class Pool:
             subjects=(server.subjects.model_queue(self.name),),
             ack_wait=ACK_WAIT,
             max_waiting_acks=100_000,
+            kept_for=_PLACE_KEPT_FOR,
         )
-        while free := await self.gate.wait():
-            # A message holds a few prompts; taking one at a time near the limit keeps this
-            # worker from hoarding what others could answer.
-            wanted = max(1, min(_MOST_MESSAGES, free // _PER_MESSAGE))
-            for delivery in await consumer.fetch(wanted, timeout=_FETCH_WITHIN):
-                self._take(delivery)
+        try:
+            while free := await self.gate.wait():
+                # A message holds a few prompts; taking one at a time near the limit keeps this
+                # worker from hoarding what others could answer.
+                wanted = max(1, min(_MOST_MESSAGES, free // _PER_MESSAGE))
+                for delivery in await consumer.fetch(wanted, timeout=_FETCH_WITHIN):
+                    self._take(delivery)
+        finally:
+            await consumer.close()
 
     def _take(self, delivery: Delivery) -> None:
         try:
-            inbox, run, rows, terms_, deadline, life = from_public(delivery.data)
+            inbox, run, rows, terms_, deadline_, life_ = from_public(delivery.data)
+            deadline, life = float(deadline_), int(life_)
             terms = Terms.from_plain(terms_)
             requests = [ModelRequest.from_columns(row) for row in rows]
         except (CodecError, ValueError, TypeError) as error:
             _log.error("a prompt can't be read and is dropped", error=str(error))
             self._start(delivery.term())
             return
-        self._server.lives[run] = max(life, self._server.lives.get(run, 1))
+        self._server.hear_of(run, life)
         if self._server.is_over(run, life) or time.time() > deadline:
-            self._start(delivery.ack())
+            self._drop(delivery, run, len(requests))
             return
         if self.holds(delivery.sequence):
             return  # this process was too slow to say that it is still at work
@@ -222,36 +238,35 @@ class Pool:
         self._in_hand[delivery.sequence] = lot
         self._start(self._answer_lot(lot, requests))
 
+    def _drop(self, delivery: Delivery, run: str, count: int) -> None:
+        """Nobody waits for these prompts any more."""
+        if run not in self._dropped:
+            _log.info("prompts that nobody waits for are dropped", pool=self.name, run=run)
+        self._dropped[run] = self._dropped.get(run, 0) + count
+        while len(self._dropped) > _DROPPED_RUNS:
+            del self._dropped[next(iter(self._dropped))]
+        self._start(delivery.ack())
+
     def _start(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _answer_lot(self, lot: _Lot, requests: list[ModelRequest]) -> None:
-        server = self._server
         lot.alive = asyncio.ensure_future(self._keep_alive(lot))
         try:
-            if not self._is_scripted:
-                await server.late.ready()
-            asks = lot.repeated or server.late.doubts(lot.delivery.stored_at)
-            if asks and await server.peers.hold(self.name, lot.delivery.sequence, lot.repeated):
-                _log.info("prompts came again that are in other hands", pool=self.name)
+            left = await self._not_answered(lot, requests)
+            if left is None:
                 self.gate.release(len(requests))
                 self._let_go(lot)
                 return
-            if lot.repeated:
-                try:
-                    requests = await self._without_kept(lot, requests)
-                except BusError as error:
-                    # Not acknowledged: it comes again.
-                    _log.warning("kept answers can't be read", run=lot.run, error=str(error))
-                    self.gate.release(len(requests))
-                    self._let_go(lot)
-                    return
+            requests = left
             if lot.delivery.attempt > _MAX_DELIVERIES:
                 text = f"its model worker died {lot.delivery.attempt - 1} times while answering it"
+                _log.error("prompts are given up", pool=self.name, run=lot.run, error=text)
                 for request in requests:
                     response = ModelResponse(request.number, error_kind="internal", error=text)
+                    self._note_failure(response)
                     self._answered_unasked(lot, request, response)
                 return
             if len(requests) == 1:
@@ -260,6 +275,32 @@ class Pool:
                 await asyncio.gather(*(self._answer(lot, r) for r in requests))
         finally:
             lot.asked_until = time.monotonic()
+
+    async def _not_answered(
+        self, lot: _Lot, requests: list[ModelRequest]
+    ) -> list[ModelRequest] | None:
+        """What is to be asked of a lot; None: nothing, it is in other hands or comes again."""
+        server = self._server
+        try:
+            if not self._is_scripted:
+                await server.late.ready()
+            asks = lot.repeated or server.late.doubts(lot.delivery.stored_at)
+            if asks and await server.peers.hold(self.name, lot.delivery.sequence, lot.repeated):
+                _log.info("prompts came again that are in other hands", pool=self.name)
+                return None
+            while lot.repeated:
+                try:
+                    return await self._without_kept(lot, requests)
+                except BusError as error:
+                    # Given back, it would seem to have cost another process its life.
+                    _log.warning("kept answers can't be read", run=lot.run, error=str(error))
+                if not self._wanted(lot, paid=False):
+                    return None
+                await asyncio.sleep(_READ_AGAIN)
+        except Exception:  # whatever it was, its slots must not stay taken
+            _log.exception("prompts can't be looked after", pool=self.name, run=lot.run)
+            return None
+        return requests
 
     async def _keep_alive(self, lot: _Lot) -> None:
         """Have the broker leave a message here until its answers are stored and sent."""
@@ -300,8 +341,9 @@ class Pool:
         """Whether nobody waits for a lot's answers any more."""
         return self._server.is_over(lot.run, lot.life) or time.time() > lot.deadline
 
-    def _wanted(self, lot: _Lot) -> bool:
-        return not self._closing and not self._over(lot)
+    def _wanted(self, lot: _Lot, paid: bool) -> bool:
+        """Whether to ask; at its end a service still mends answers that were paid for."""
+        return (paid or not self._closing) and not self._over(lot)
 
     async def _answer(self, lot: _Lot, request: ModelRequest) -> None:
         if not await self.gate.enter():
@@ -370,7 +412,7 @@ class Pool:
     async def _ask(self, lot: _Lot, request: ModelRequest) -> ModelResponse | None:
         """Have the engine answer; None: it was not asked, as nobody here wants it any more."""
         try:
-            return await self.serving.serve(request, lot.run, lot.terms, lambda: self._wanted(lot))
+            return await self.serving.serve(request, lot.run, lot.terms, partial(self._wanted, lot))
         except NotWantedError:
             return None
         except Exception as error:
@@ -407,7 +449,9 @@ class Pool:
                 return
             rows = [request.columns() for request in requests]
             data = pack_plain([lot.inbox, lot.run, rows, lot.terms.plain(), lot.deadline, lot.life])
-            name = f"{self._server.bus.process}/rest/{lot.delivery.sequence}/{requests[0].number}"
+            numbers = repr([request.number for request in requests]).encode()
+            rest = hashlib.blake2b(numbers, digest_size=8).hexdigest()
+            name = f"{self._server.bus.process}/rest/{lot.delivery.sequence}/{rest}"
             await append_patiently(
                 self._server.bus,
                 self._server.subjects.model_queue(self.name, lot.run),
@@ -493,30 +537,42 @@ class Pool:
             wanted = lot.terms.keep and not self._is_scripted
             if wanted and response.error_kind != "not_kept" and not response.details.get("kept"):
                 by_run.setdefault(lot.run, []).append((request, response))
-        for run, pairs in by_run.items():
+
+        async def keep(run: str, pairs: list[tuple[ModelRequest, ModelResponse]]) -> None:
             try:
                 await self._kept.keep(run, pairs)
             except BusError as error:
                 # Not kept, but not lost either: it is handed out all the same.
                 _log.error("answers could not be kept", run=run, error=str(error))
 
+        if len(by_run) == 1:
+            await keep(*next(iter(by_run.items())))
+        else:
+            await asyncio.gather(*(keep(run, pairs) for run, pairs in by_run.items()))
+
     async def _count(self, runs: set[str]) -> None:
         """Write the accounts down before the answers leave: whoever has one finds it counted."""
-        for run in runs:
-            if run in self._server.over:
-                # Stragglers: what was written before is more, and must not be replaced.
-                self.serving.accounts.pop(run, None)
-                continue
-            accounts = self.serving.accounts.get(run)
-            if accounts is None:
-                continue
-            for block, data in accounts.changed().items():
-                try:
-                    key = f"{run}.{self._server.bus.process}-{accounts.name}.{block}"
-                    await self._server.usage.put(key, data)
-                except BusError as error:
-                    accounts.again(block)
-                    _log.warning("accounts can't be written", run=run, error=str(error))
+        async with self._counting:  # of two at once the older might be written last
+            for run in runs:
+                if run in self._server.over:
+                    # Stragglers: what was written before is more, and must not be replaced.
+                    self.serving.accounts.pop(run, None)
+                elif (accounts := self.serving.accounts.get(run)) is not None:
+                    await self._write(run, accounts)
+
+    async def _write(self, run: str, accounts: Accounts) -> None:
+        for block, data in accounts.changed().items():
+            try:
+                key = f"{run}.{self._server.bus.process}-{accounts.name}.{block}"
+                await self._server.usage.put(key, data)
+            except BusError as error:
+                accounts.again(block)
+                _log.warning("accounts can't be written", run=run, error=str(error))
+
+    async def count_rest(self) -> None:
+        """Write what could not be written of the accounts when answers left."""
+        if not self._giving:
+            await self._count(set(self.serving.accounts))
 
     def _send(self, out: list[tuple[_Lot, ModelRequest, ModelResponse]]) -> None:
         by_inbox: dict[str, list[Any]] = {}

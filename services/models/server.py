@@ -11,6 +11,7 @@ import contextlib
 import json
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 from populace.models.accounts import KEPT_FOR, BudgetKeeper, SharedBudget
@@ -21,8 +22,8 @@ from populace.models.serving import Serving
 from services.models.late import LateAnswers
 from services.models.peers import Peers
 from services.models.pool import Pool
-from shared.bus import KeyValue, Message
-from shared.errors import BusError, PopulaceError
+from shared.bus import Entry, KeyValue, Message
+from shared.errors import BusError, PopulaceError, RevisionConflictError
 from shared.logs import get_logger
 from shared.messages.control import CheckModel, ModelChecked
 from shared.messages.model import pool_name
@@ -44,6 +45,7 @@ _FINISH_WITHIN = 8.0
 _IDLE = 600.0
 """Seconds after which a pool that nobody uses is closed; clients register more often than that."""
 _FAILED_AGAIN = 30.0
+_CLOSED_WITHIN = 30.0
 _LAST_WITHIN, _LAST_LOOK = 5.0, 0.03
 """Seconds that what is under way of a run gets when it ends early."""
 _REMEMBERED_RUNS = 10_000
@@ -60,8 +62,8 @@ class ModelServer:
         self.kept = KeptAnswers(context.bus, context.settings.subjects)
         self.late = LateAnswers(self.kept)
         self.peers = Peers(context.bus, context.settings.subjects, self._holds)
-        self.over: OrderedDict[str, None] = OrderedDict()
-        """Runs that have ended; their prompts need no answer."""
+        self.over: OrderedDict[str, int] = OrderedDict()
+        """Runs that have ended, and in which life; their prompts need no answer."""
         self._ending: OrderedDict[str, int] = OrderedDict()
         """Runs that ask nothing more, and the life in which: what is under way is still counted."""
         self._telling: set[asyncio.Task[None]] = set()
@@ -69,7 +71,10 @@ class ModelServer:
         """Of runs that were taken up again: which life they are in."""
         self._pools: dict[str, Pool] = {}
         self._pulls: dict[str, asyncio.Task[None]] = {}
-        self._starting = asyncio.Lock()
+        self._starting: dict[str, asyncio.Task[Pool]] = {}
+        self._left: dict[str, Pool] = {}
+        """Pools that are being closed, as nobody uses them."""
+        self._closing: dict[str, asyncio.Task[None]] = {}
         self._budgets: dict[str, BudgetKeeper] = {}
         self._shares: dict[str, list[str]] = {}
         self.usage: KeyValue
@@ -87,22 +92,31 @@ class ModelServer:
             PopulaceError: its back end can't be started here.
         """
         name = pool_name(spec)
-        async with self._starting:
-            pool = self._pools.get(name)
-            if pool is None:
-                backend = make_backend(spec, self.settings)
-                try:
-                    await backend.start()
-                    serving = await self._serving(spec, backend)
-                except BaseException:
-                    await backend.close()
-                    raise
-                pool = self._pools[name] = Pool(self, name, spec, backend, serving)
-                if spec.limits is not None and spec.limits.concurrency is not None:
-                    pool.gate.share(0)  # until it has something to do, and it is known who shares
-                self._pulls[name] = asyncio.ensure_future(self._pull(pool))
-                _log.info("pool is served", pool=name, backend=backend.name, slots=pool.gate.most)
-            pool.used_at = time.monotonic()
+        pool = self._pools.get(name)
+        if pool is None:
+            starting = self._starting.get(name)
+            if starting is None:  # one that takes long must not hold up the others
+                starting = self._starting[name] = asyncio.ensure_future(self._start(name, spec))
+                starting.add_done_callback(lambda _: self._starting.pop(name, None))
+            pool = await asyncio.shield(starting)
+        pool.used_at = time.monotonic()
+        return pool
+
+    async def _start(self, name: str, spec: ModelSpec) -> Pool:
+        if name in self._closing:
+            await asyncio.wait({self._closing[name]}, timeout=_CLOSED_WITHIN)
+        backend = make_backend(spec, self.settings)
+        try:
+            await backend.start()
+            serving = await self._serving(spec, backend)
+        except BaseException:
+            await backend.close()
+            raise
+        pool = self._pools[name] = Pool(self, name, spec, backend, serving)
+        if spec.limits is not None and spec.limits.concurrency is not None:
+            pool.gate.share(0)  # until it has something to do, and it is known who shares
+        self._pulls[name] = asyncio.ensure_future(self._pull(pool))
+        _log.info("pool is served", pool=name, backend=backend.name, slots=pool.gate.most)
         return pool
 
     async def _serving(self, spec: ModelSpec, backend: Backend) -> Serving:
@@ -133,7 +147,9 @@ class ModelServer:
                 return
             except PopulaceError as error:
                 _log.warning("pulling prompts starts anew", pool=pool.name, error=str(error))
-                await asyncio.sleep(1.0)
+            except Exception:  # whatever it was, prompts must go on being taken
+                _log.exception("pulling prompts starts anew", pool=pool.name)
+            await asyncio.sleep(1.0)
 
     async def check(self, request: CheckModel) -> ModelChecked:
         """Say whether a model can be reached from here."""
@@ -144,9 +160,15 @@ class ModelServer:
             return ModelChecked(ok=False, error=str(error))
         return ModelChecked(ok=True, details={"backend": pool.backend.name, **details})
 
+    def hear_of(self, run: str, life: int) -> None:
+        """A run is in this life at least: of what was told one may have heard nothing."""
+        self.lives[run] = max(life, self.lives.get(run, 1))
+        if self.over.get(run, life) < life:
+            del self.over[run]
+
     def is_over(self, run: str, life: int) -> bool:
         """Whether nobody waits for answers that this life of a run has asked for."""
-        if run in self.over or life <= self._ending.get(run, 0):
+        if life <= max(self.over.get(run, 0), self._ending.get(run, 0)):
             return True
         return life < self.lives.get(run, 1)
 
@@ -162,7 +184,8 @@ class ModelServer:
         task.add_done_callback(self._telling.discard)
 
     def _holds(self, pool: str, message: int) -> bool:
-        return pool in self._pools and self._pools[pool].holds(message)
+        held = (self._pools.get(pool), self._left.get(pool))
+        return any(one is not None and one.holds(message) for one in held)
 
     async def _tell_last(self, run: str, inbox: str) -> None:
         until = time.monotonic() + _LAST_WITHIN
@@ -187,15 +210,30 @@ class ModelServer:
             self.lives.pop(status.run, None)
             self.late.forget(status.run)
         if status.kind == "restored":
-            self.lives[status.run] = max(status.life or 1, self.lives.get(status.run, 1))
-            self.over.pop(status.run, None)
+            self.hear_of(status.run, status.life or 1)
         if status.kind == "ended" and (status.life or 1) >= self.lives.get(status.run, 1):
-            self.over[status.run] = None
-            self._budgets.pop(status.run, None)
+            self.over[status.run] = status.life or 1
+            self.over.move_to_end(status.run)
+            self._close_budget(status.run)
             for pool in self._pools.values():
                 pool.serving.accounts.pop(status.run, None)
             while len(self.over) > _REMEMBERED_RUNS:
                 self.lives.pop(self.over.popitem(last=False)[0], None)
+
+    def _close_budget(self, run: str) -> None:
+        """What was paid last is told before the keeper goes: the run may be taken up again."""
+        keeper = self._budgets.get(run)
+        if keeper is None:
+            return
+
+        async def close() -> None:
+            await keeper.close()
+            if self._budgets.get(run) is keeper and run in self.over:
+                del self._budgets[run]
+
+        task = asyncio.ensure_future(close())
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
 
     def _event(self, event: str, _: str) -> None:
         if event == "reconnected":
@@ -214,6 +252,8 @@ class ModelServer:
                     )
                 except BusError as error:
                     _log.warning("a queue can't be looked at", pool=name, error=str(error))
+                except Exception:
+                    _log.exception("a queue can't be looked at", pool=name)
             await asyncio.sleep(_TOLD_EVERY)
 
     async def _share_slots(self) -> None:
@@ -236,6 +276,8 @@ class ModelServer:
                         self._share(pool, there)
             except (BusError, ValueError) as error:
                 _log.warning("slots can't be shared for now", error=str(error))
+            except Exception:  # a share of 0 must not stay for ever
+                _log.exception("slots can't be shared for now")
             await asyncio.sleep(_SHARED_EVERY)
 
     async def _tell_slots(self, pool: Pool, bucket: KeyValue) -> None:
@@ -285,22 +327,49 @@ class ModelServer:
         self._shares[pool.name] = names
 
     async def _beat(self) -> None:
-        """Have the shared budgets know that what is promised here is still under way."""
+        """Have the shared budgets know that what is promised here is still under way.
+
+        Write the accounts, too, that could not be written when answers left.
+        """
         while not self.stopping:
-            for budget in list(self._budgets.values()):
-                budget.beat()
+            try:
+                for budget in list(self._budgets.values()):
+                    budget.beat()
+                for pool in list(self._pools.values()):
+                    await pool.count_rest()
+            except Exception:
+                _log.exception("budgets and accounts are looked after again")
             await asyncio.sleep(_TOLD_EVERY)
 
-    async def _close_idle(self, bucket: KeyValue) -> None:
-        """Close pools that nobody has used for long: a sweep makes very many."""
+    async def _close_idle(self, bucket: KeyValue, revisions: Mapping[str, int]) -> None:
+        """Close pools that nobody has used for long: a sweep makes very many.
+
+        Args:
+            bucket: where pools are registered.
+            revisions: of what was read there; who registers one again meanwhile keeps it.
+        """
         for name, pool in list(self._pools.items()):
             if pool.idle_for < _IDLE:
                 continue
+            if revision := revisions.get(name):
+                try:
+                    await bucket.delete(name, revision)
+                except RevisionConflictError:
+                    continue  # it is wanted again
+            if pool.idle_for < _IDLE:
+                continue  # it has begun to work meanwhile, and is registered again if need be
             _log.info("pool is closed, as nobody uses it", pool=name)
-            del self._pools[name]
+            self._left[name] = self._pools.pop(name)
             self._shares.pop(name, None)
-            await bucket.delete(name)
-            await self._finish({name: pool}, _END_WITHIN)
+            self._closing[name] = asyncio.ensure_future(self._close(name))
+
+    async def _close(self, name: str) -> None:
+        try:
+            await self._finish({name: self._left[name]}, _END_WITHIN)
+        except Exception:
+            _log.exception("a pool could not be closed", pool=name)
+        finally:
+            del self._left[name], self._closing[name]
 
     async def _finish(self, pools: dict[str, Pool], within: float) -> None:
         """Stop taking for these pools, hand on what waits, finish what is under way."""
@@ -324,24 +393,34 @@ class ModelServer:
         while not self.stopping:
             try:
                 bucket = bucket or await self.bus.bucket(self.subjects.bucket_pools)
-                for entry in await bucket.entries():
-                    if entry.key in self._pools:
-                        if seen.get(entry.key) != entry.revision:  # registered again: it is in use
-                            self._pools[entry.key].used_at = time.monotonic()
-                            seen[entry.key] = entry.revision
-                        continue
-                    if time.monotonic() < failed.get(entry.key, 0.0):
-                        continue
-                    try:
-                        await self.pool(ModelSpec.model_validate_json(entry.value))
-                        failed.pop(entry.key, None)
-                    except (PopulaceError, ValueError) as error:
-                        failed[entry.key] = time.monotonic() + _FAILED_AGAIN
-                        _log.error("a pool can't be served here", pool=entry.key, error=str(error))
-                await self._close_idle(bucket)
+                found = {entry.key: entry for entry in await bucket.entries()}
+                for gone in (seen.keys() | failed.keys()) - found.keys():
+                    seen.pop(gone, None)
+                    failed.pop(gone, None)
+                for name, entry in found.items():
+                    if name in self._pools:
+                        if seen.get(name) != entry.revision:  # registered again: it is in use
+                            self._pools[name].used_at = time.monotonic()
+                            seen[name] = entry.revision
+                    elif name not in self._starting and time.monotonic() > failed.get(name, 0.0):
+                        failed[name] = time.monotonic() + _FAILED_AGAIN
+                        task = asyncio.ensure_future(self._serve_registered(entry))
+                        self._telling.add(task)
+                        task.add_done_callback(self._telling.discard)
+                await self._close_idle(bucket, {n: entry.revision for n, entry in found.items()})
             except BusError as error:
                 _log.warning("pools can't be read", error=str(error))
+            except Exception:  # whatever it was, new pools must go on being served
+                _log.exception("pools are looked at again")
             await asyncio.sleep(_POOLS_EVERY)
+
+    async def _serve_registered(self, entry: Entry) -> None:
+        try:
+            await self.pool(ModelSpec.model_validate_json(entry.value))
+        except (PopulaceError, ValueError) as error:
+            _log.error("a pool can't be served here", pool=entry.key, error=str(error))
+        except Exception:  # of whatever kind an engine likes
+            _log.exception("a pool can't be served here", pool=entry.key)
 
     def stats(self) -> dict[str, Any]:
         """Counters by pool."""
@@ -376,7 +455,11 @@ class ModelServer:
             # With a bound, and loops that look for themselves: the client's publish can swallow a
             # cancellation.
             await asyncio.wait(background, timeout=_END_WITHIN)
+            for starting in list(self._starting.values()):
+                starting.cancel()
             await self._finish(dict(self._pools), _FINISH_WITHIN)
+            if self._closing:
+                await asyncio.wait(self._closing.values(), timeout=_END_WITHIN)
             self.late.close()
             closing = [asyncio.ensure_future(b.close()) for b in self._budgets.values()]
             if closing:

@@ -168,8 +168,16 @@ class KeyValue(abc.ABC):
         return await self.create(key, value)
 
     @abc.abstractmethod
-    async def delete(self, key: str) -> None:
-        """Remove the entry, if there is one."""
+    async def delete(self, key: str, revision: int = 0) -> None:
+        """Remove the entry, if there is one.
+
+        Args:
+            key: whose.
+            revision: only if it still has this one; 0: whichever it has.
+
+        Raises:
+            RevisionConflictError: it has another.
+        """
 
     @abc.abstractmethod
     async def entries(self, pattern: str = ">") -> list[Entry]:

@@ -310,7 +310,10 @@ class _MemoryBucket(KeyValue):
             raise RevisionConflictError(f"the entry {key!r} was changed by another")
         return await self.put(key, value)
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, key: str, revision: int = 0) -> None:
+        held = self._live(key)
+        if revision and (held is None or held.revision != revision):
+            raise RevisionConflictError(f"the entry {key!r} was changed by another")
         self._values.pop(key, None)
 
     async def entries(self, pattern: str = ">") -> list[Entry]:

@@ -65,8 +65,8 @@ _CONSUMER_LEFT_FOR = 10.0
 _OUTBOX_LIMIT = 256 << 20
 _HEADROOM = 16 << 10
 """Bytes of a message left to headers and the protocol."""
-_NO_MESSAGE = 10037
-"""The code of JetStream's error for a subject that holds nothing."""
+_NO_MESSAGE, _OTHER_REVISION = 10037, 10071
+"""Codes of JetStream's errors: a subject holds nothing; its last message is another."""
 _READ_AT_ONCE, _READ_IDLE, _READ_PAUSE = 100, 2.0, 0.2
 _PENDING_MESSAGES = 524_288
 _PENDING_BYTES = 512 << 20
@@ -265,9 +265,13 @@ class _NatsBucket(KeyValue):
         except (TimeoutError, nats.errors.Error) as error:
             raise BusError(f"the entry {key!r} can't be written: {error}") from error
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, key: str, revision: int = 0) -> None:
         try:
-            await self._inner.delete(key)
+            await self._inner.delete(key, last=revision or None)
+        except nats.js.errors.BadRequestError as error:
+            if error.err_code != _OTHER_REVISION:
+                raise BusError(f"the entry {key!r} can't be deleted: {error}") from error
+            raise RevisionConflictError(f"the entry {key!r} was changed by another") from None
         except (TimeoutError, nats.errors.Error) as error:
             raise BusError(f"the entry {key!r} can't be deleted: {error}") from error
 

@@ -157,6 +157,9 @@ class ModelSpec(Strict):
     """Default: what the price table (``POPULACE_PRICES``) says of the model."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Of the vllm backend: arguments of vLLM's engine, such as ``max_model_len``."""
+    extra: dict[str, Any] = Field(default_factory=dict)
+    """Of the openai backend: what requests hold besides, such as ``reasoning_effort``; null leaves
+    out what they would hold, for endpoints that refuse it (``top_p: null``)."""
     script: ScriptSpec | None = None
 
     @field_validator("base_url")
@@ -197,6 +200,10 @@ class ModelSpec(Strict):
             raise ValueError("engine goes with the vllm backend alone")
         if self.backend != "openai" and (self.base_url or self.api_key_env):
             raise ValueError(f"base_url and api_key_env mean nothing to the {self.backend} backend")
+        if self.extra and self.backend != "openai":
+            raise ValueError("extra goes with the openai backend alone")
+        if taken := sorted({"model", "messages", "stream"} & self.extra.keys()):
+            raise ValueError(f"extra must not hold {', '.join(taken)}")
         if self.script is not None and self.backend != "scripted":
             raise ValueError("script goes with the scripted backend alone")
         return self

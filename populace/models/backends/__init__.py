@@ -26,7 +26,7 @@ def make_backend(spec: ModelSpec, settings: Settings) -> Backend:
     if spec.backend == "vllm":
         from populace.models.backends.vllm import VllmBackend
 
-        return VllmBackend(spec)
+        return VllmBackend(spec, settings.model_timeout)
     from populace.models.backends.openai import OpenAIBackend, api_key
 
     return OpenAIBackend(
@@ -35,4 +35,5 @@ def make_backend(spec: ModelSpec, settings: Settings) -> Backend:
         key=api_key(spec.api_key_env, settings),
         timeout=spec.timeout or settings.model_timeout,
         patience=settings.model_patience,
+        extra=spec.extra,
     )

@@ -18,6 +18,10 @@ class SpentError(Exception):
     """A budget lets no more requests leave; the text is which. Raised by an ``Admit``."""
 
 
+class NotWantedError(Exception):
+    """Nobody waits for the answer to a prompt any more. Raised by an ``Admit``."""
+
+
 async def let_in(request: ModelRequest) -> None:
     """The ``Admit`` that lets every request leave at once."""
 
@@ -29,6 +33,8 @@ class Backend(abc.ABC):
     """Stands in every result: "embedded", "openai:<model>", "scripted"."""
     slots: int | None = None
     """Requests that it serves side by side, where it knows; else the setting counts."""
+    weights: str = ""
+    """Which those are that it serves, where its name doesn't tell."""
     context: int | None = None
     """Tokens of prompt and answer together, where it knows."""
 

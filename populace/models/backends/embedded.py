@@ -57,6 +57,7 @@ class EmbeddedBackend(Backend):
         self._threads = settings.embedded_threads or max(1, min(4, settings.cores - 1))
         self._timeout = spec.timeout or settings.model_timeout
         self._weights = find_weights(settings)
+        self.weights = self._weights.name
         self._server: Any = None
         self._inner: OpenAIBackend | None = None
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -42,6 +44,11 @@ _GATEWAY = (502, 503, 504)
 _PASSING = (408, 409, 425)
 """Said of requests that may fare better if they are made again."""
 
+_NO_MORE = "insufficient_quota"
+"""In a 429: nothing is left to pay with."""
+_NEWER = "max_completion_tokens"
+"""What some endpoints want in place of ``max_tokens``, and say so."""
+
 RETRY = "retry_after"
 """In a response's details: the fault may pass, and after how many seconds (0: the endpoint
 didn't say)."""
@@ -56,9 +63,18 @@ class Endpoint:
         key: sent as a bearer token; never logged.
         timeout: seconds that one request may take.
         name: how results name the back end.
+        extra: what requests hold besides; None: what they don't hold.
     """
 
-    def __init__(self, url: str, model: str, key: str | None, timeout: float, name: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        key: str | None,
+        timeout: float,
+        name: str,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
         self.url = url
         self.name = name
         self.in_flight = 0
@@ -68,6 +84,9 @@ class Endpoint:
         self._model = model
         self._key = key
         self._timeout = timeout
+        self._extra = dict(extra or {})
+        self._length = "max_tokens"
+        """How it names the longest answer."""
         self._chat = URL(f"{url}/v1/chat/completions")
         self._session: aiohttp.ClientSession | None = None
         self._faults = 0
@@ -150,7 +169,7 @@ class Endpoint:
                     self.answered_at = time.monotonic()
                 else:
                     return self._refused(request, reply, text.decode("utf-8", "replace"))
-            content = orjson.loads(text)
+            content = _loads(text)
         except aiohttp.ConnectionTimeoutError as error:  # before it could be asked anything
             return self._is_down(request, error)
         except TimeoutError:
@@ -212,7 +231,7 @@ class Endpoint:
             "messages": request.messages,
             "temperature": request.temperature,
             "top_p": request.top_p,
-            "max_tokens": request.max_tokens,
+            self._length: request.max_tokens,
             "seed": request.draw,
         }
         if request.schema is not None:
@@ -222,6 +241,8 @@ class Endpoint:
             }
         if request.tools:
             body["tools"] = request.tools
+        if self._extra:
+            body = {k: v for k, v in {**body, **self._extra}.items() if v is not None}
         return body
 
     def _refused(
@@ -233,6 +254,8 @@ class Endpoint:
             pause = _retry_after(reply.headers.get("Retry-After"))
             if reply.status in _GATEWAY:
                 return self._is_down(request, message, pause)
+            if reply.status == 429 and _NO_MORE in text:  # waiting does not mend that
+                return self.failed(request, "rate_limit", message)
             if reply.status == 429:
                 self._is_limited(pause)
             return self.failed(
@@ -245,6 +268,9 @@ class Endpoint:
             if limit > self._most_taken:  # else it was read wrongly: more than that was taken
                 self.context = response.details["limit"] = limit
             return response
+        if reply.status == 400 and _NEWER in text and self._length != _NEWER:
+            self._length = _NEWER
+            return self.failed(request, "refused", message, 0.0)
         return self.failed(request, "refused", message)
 
     def failed(
@@ -266,11 +292,18 @@ class Endpoint:
             finish = choice.get("finish_reason") or "stop"
         except (KeyError, IndexError, TypeError, AttributeError):
             said = str(content)[:200]
-            return self.failed(
+            response = self.failed(
                 request, "refused", f"{self.url} answered without a choice: {said}", 0.0
             )
+            if isinstance(content, dict) and content.get("usage"):  # it was paid for all the same
+                self._count_usage(request, response, content["usage"])
+            return response
         response = ModelResponse(request.number, text=text, finish=finish, backend=self.name)
         self._count_usage(request, response, content.get("usage"))
+        refusal = message.get("refusal")
+        if not text and (refusal or finish == "content_filter"):
+            said = f": {str(refusal)[:_MESSAGE_LIMIT]}" if refusal else " (content_filter)"
+            response.error_kind, response.error = "refused", f"the model refused to answer{said}"
         thought = message.get("reasoning_content") or message.get("reasoning")
         if thought:
             response.details["reasoning"] = str(thought)
@@ -379,6 +412,20 @@ async def _read(reply: aiohttp.ClientResponse) -> bytes:
             raise _TooLongError
         parts.append(part)
     return b"".join(parts)
+
+
+def _loads(text: bytes) -> Any:
+    """The JSON of an answer; halves of characters, of a text that was cut, are replaced.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        loose = json.dumps(json.loads(text), ensure_ascii=False)
+        whole = loose.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return json.loads(whole)
 
 
 def _retry_after(told: str | None) -> float:

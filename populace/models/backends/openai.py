@@ -9,7 +9,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from populace.models.backends.base import Admit, Backend, let_in
@@ -73,6 +73,7 @@ class OpenAIBackend(Backend):
         timeout: seconds that one request may take.
         patience: seconds for which an endpoint that can't be reached is waited for.
         name: how results name this back end.
+        extra: what requests hold besides; None: what they don't hold.
     """
 
     def __init__(
@@ -84,12 +85,15 @@ class OpenAIBackend(Backend):
         timeout: float = 120.0,
         patience: float = 60.0,
         name: str | None = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name or f"openai:{model}"
         self._model = model
         self._patience = patience
         urls = [base_url] if isinstance(base_url, str) else base_url
-        self.endpoints = [Endpoint(u.rstrip("/"), model, key, timeout, self.name) for u in urls]
+        self.endpoints = [
+            Endpoint(u.rstrip("/"), model, key, timeout, self.name, extra) for u in urls
+        ]
         self.on_pressure: Callable[[str, float], None] = lambda kind, seconds: None
         """Told of "rate_limit" and "timeout", whenever an attempt ends so, and of the seconds for
         which the endpoint wants to be left alone."""
@@ -153,7 +157,7 @@ class OpenAIBackend(Backend):
     ) -> ModelResponse:
         began = time.monotonic()
         asked_at: float | None = None
-        attempt = 0
+        attempt = tokens_in = tokens_out = 0
         while True:
             attempt += 1
             endpoint = self._choose(request.messages)
@@ -161,10 +165,15 @@ class OpenAIBackend(Backend):
             if hopeless is not None and not endpoint.may_probe:
                 response = endpoint.failed(request, *hopeless)
                 response.details["attempts"] = attempt - 1
+                response.tokens_in, response.tokens_out = tokens_in, tokens_out
                 return response
             await self._admitted(request, endpoint, None if admitted and attempt == 1 else admit)
             asked_at = asked_at or time.monotonic()
             response = await endpoint.ask(request)
+            # Also of attempts that came to nothing, where the endpoint has counted.
+            response.tokens_in += tokens_in
+            response.tokens_out += tokens_out
+            tokens_in, tokens_out = response.tokens_in, response.tokens_out
             if attempt > 1:
                 response.details["attempts"] = attempt
             pause = response.details.pop(RETRY, None)

@@ -32,14 +32,16 @@ class VllmBackend(Backend):
 
     Args:
         spec: ``model`` is a name or a path as vLLM takes it, ``engine`` arguments of its engine.
+        timeout: seconds for one request, where ``spec`` names none.
     """
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, timeout: float = 600.0) -> None:
         assert spec.model is not None
         self.name = f"vllm:{spec.model.rstrip('/').rpartition('/')[2]}"
         self.slots = spec.concurrency or int(spec.engine.get("max_num_seqs", _SLOTS))
         self._model = spec.model
         self._arguments = {"enable_prefix_caching": True, **spec.engine}
+        self._timeout = spec.timeout or timeout
         self._engine: Any = None
         self._tokenizer: Any = None
         self._vllm: Any = None
@@ -162,8 +164,16 @@ class VllmBackend(Backend):
             parameters = self._parameters(request, len(tokens))
             # Equal prompts of several runs may be under way at once.
             name = "/".join(map(str, (*request.key, next(self._numbers))))
-            async for output in engine.generate({"prompt_token_ids": tokens}, parameters, name):
-                last = output
+            async with asyncio.timeout(self._timeout):
+                async for output in engine.generate({"prompt_token_ids": tokens}, parameters, name):
+                    last = output
+        except TimeoutError:
+            return ModelResponse(
+                request.number,
+                backend=self.name,
+                error_kind="timeout",
+                error=f"vLLM did not answer within {self._timeout:g} s",
+            )
         except Exception as error:  # of whatever kind the engine likes
             said = " ".join(str(error).split())[:300]
             dead = engine is None or getattr(engine, "errored", False)

@@ -71,7 +71,7 @@ async def test_what_is_not_wanted_any_more_is_not_tried_again(endpoint: Endpoint
     one = await serving_of(endpoint, 6000)
     endpoint.respond = lambda _: web.Response(status=500)
     with pytest.raises(NotWantedError):
-        await one.serve(prompt(), "r", Terms(), lambda: len(endpoint.requests) < 2)
+        await one.serve(prompt(), "r", Terms(), lambda paid: len(endpoint.requests) < 2)
     assert len(endpoint.requests) == 2
     await one.backend.close()
 

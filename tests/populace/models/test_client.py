@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from populace.models.client import QueuedModels
 from populace.models.kept import KeptAnswers
+from populace.models.replayed import ReplayedModels
 from shared.bus import MemoryBroker, MemoryBus
 from shared.messages.model import ModelRequest, ModelResponse
-from shared.messages.scenario import ModelSpec
+from shared.messages.scenario import ModelSpec, ReplaySpec
 from shared.settings import Settings
 from shared.streams import ensure_streams
 from tests.conftest import unique
@@ -39,3 +42,26 @@ async def test_another_life_has_answers_to_the_very_prompts_alone() -> None:
     unfit = await models.request("default", prompt(models, 1, object()))
     assert unfit.error_kind == "internal"
     await models.close()
+
+
+async def test_who_gives_up_takes_nothing_from_others() -> None:
+    """A run that is played again: all agents of a round wait for one reading."""
+    bus = MemoryBus(MemoryBroker(), process=unique("p"))
+    await ensure_streams(bus, SUBJECTS)
+    spec = ModelSpec(backend="openai", base_url="http://127.0.0.1:9", model="m")
+    queued = QueuedModels(bus, SUBJECTS, {"default": spec}, "new", timeout=0.5)
+    kept = KeptAnswers(bus, SUBJECTS)
+    for agent in range(3):
+        await kept.keep("old", [(prompt(queued, agent, "hi"), ModelResponse(1, text="ho"))])
+    # Played again by a later life, which asked something else: each is answered with its own.
+    await kept.keep("old", [(prompt(queued, 2, "other"), ModelResponse(1, text="hu"))])
+    models = ReplayedModels(queued, kept, ReplaySpec(run="old", strict=True))
+    waiting = [
+        asyncio.ensure_future(models.request("default", prompt(queued, i))) for i in range(3)
+    ]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    assert [(await w).text for w in waiting[1:]] == ["ho", "ho"]
+    assert (await models.request("default", prompt(queued, 2, "other"))).text == "hu"
+    assert (await models.request("default", prompt(queued, 0))).text == "ho"
+    await queued.close()

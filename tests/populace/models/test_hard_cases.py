@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, ValidationError, field_validator
 
 import populace
 from populace import Agent
@@ -398,3 +398,143 @@ def test_a_budget_of_money_needs_prices(tmp_path: Path) -> None:
     path.write_text("- a\n")
     with pytest.raises(InvalidInputError, match="must map models"):
         PriceTable(path)
+
+
+# What is paid for, and what is no answer
+async def serving_of(endpoint: Endpoint, **more: Any) -> Serving:
+    spec = ModelSpec(backend="openai", base_url=endpoint.url, model="m", **more)
+    backend = await backend_of(endpoint.url, extra=spec.extra)
+    keeper = BudgetKeeper({"tokens": 10_000}, OwnBudget(), "p")
+
+    async def budget_of(_: str, __: Any) -> BudgetKeeper:
+        return keeper
+
+    return Serving(backend, spec, None, OwnCache(), budget_of)
+
+
+async def test_a_schema_that_python_cannot_follow_costs_what_it_costs(endpoint: Endpoint) -> None:
+    """A pattern of another dialect of regular expressions; a reference to elsewhere."""
+    one = await serving_of(endpoint)
+    endpoint.respond = lambda _: answer('"word"')
+    terms = Terms(budget={"tokens": 10_000}, handling={"default": Handling(repair=False)})
+    for schema in (
+        {"type": "string", "pattern": r"^\p{L}+$"},
+        {"$ref": f"{endpoint.url}/schema.json"},
+    ):
+        response = await one.serve(prompt(schema=schema), "r", terms)
+        assert response.error_kind == "schema"
+        assert "can't be followed" in response.error
+        assert (response.tokens_in, response.tokens_out) == (11, 3)
+    assert len(endpoint.requests) == 2
+    assert one.accounts["r"].total().tokens_in == 22
+    keeper = await one._budget_of("r", {})
+    assert (keeper._paid.tokens, keeper._paid.requests) == (28, 2)
+    await one.backend.close()
+
+
+@pytest.mark.parametrize("text", ['{"n": NaN}', '{"n": -Infinity}', '{"n": 1e999}'])
+def test_json_knows_no_number_like_that(text: str) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "number"}}}
+    response = fit(ModelResponse(1, text=text), schema)
+    assert (response.error_kind, response.data) == ("schema", None)
+    assert fit(ModelResponse(1, text='{"n": 1e300}'), schema).data == {"n": 1e300}
+
+
+async def test_an_answer_that_was_paid_for_is_mended_though_the_service_ends(
+    endpoint: Endpoint,
+) -> None:
+    """Nothing new leaves; and what nobody waits for is counted, as it was had."""
+    one = await serving_of(endpoint)
+    schema = {"type": "object", "required": ["n"]}
+    terms = Terms(budget={"tokens": 10_000})
+    endpoint.replies = [lambda: answer("{}"), lambda: answer('{"n": 1}')]
+    left: list[bool] = []
+
+    def ending(paid: bool) -> bool:
+        left.append(paid)
+        return paid or len(left) == 1
+
+    response = await one.serve(prompt(schema=schema), "r", terms, ending)
+    assert (response.error_kind, response.data) == ("", {"n": 1})
+    endpoint.replies = [lambda: answer("{}")]
+    response = await one.serve(prompt(schema=schema), "r", terms, lambda paid: not paid)
+    assert response.error_kind == "schema"
+    assert len(endpoint.requests) == 3
+    assert one.accounts["r"].total().tokens_in == 33
+    assert (await one._budget_of("r", {}))._paid.tokens == 42
+    await one.backend.close()
+
+
+async def test_what_came_to_nothing_is_counted(endpoint: Endpoint) -> None:
+    odd = {
+        "choices": [{"message": {"content": 42}}],
+        "usage": {"prompt_tokens": 11, "completion_tokens": 3},
+    }
+    endpoint.replies = [lambda: web.json_response(odd) for _ in range(2)]
+    backend = await backend_of(endpoint.url)
+    response = await backend.answer(prompt())
+    assert (response.text, response.tokens_in, response.tokens_out) == ("hello", 33, 9)
+    assert response.details["attempts"] == 3
+    await backend.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "finish", "said"),
+    [
+        ({"content": None, "refusal": "I won't."}, "stop", "refused to answer: I won't."),
+        ({"content": ""}, "content_filter", "content_filter"),
+    ],
+)
+async def test_a_refusal_is_no_answer(
+    endpoint: Endpoint, message: dict[str, Any], finish: str, said: str
+) -> None:
+    usage = {"prompt_tokens": 11, "completion_tokens": 3}
+    body = {"choices": [{"message": message, "finish_reason": finish}], "usage": usage}
+    endpoint.respond = lambda _: web.json_response(body)
+    one = await serving_of(endpoint)
+    response = await one.serve(prompt(schema={"type": "object"}), "r", Terms())
+    assert (response.error_kind, response.tokens_in) == ("refused", 11)
+    assert said in response.error
+    assert len(endpoint.requests) == 1
+    await one.backend.close()
+
+
+async def test_half_a_character_is_replaced(endpoint: Endpoint) -> None:
+    raw = '{"choices": [{"message": {"content": "cut \\ud83d"}}]}'
+    endpoint.respond = lambda _: web.Response(text=raw, content_type="application/json")
+    backend = await backend_of(endpoint.url)
+    assert (await backend.answer(prompt())).text == "cut \ufffd"
+    assert len(endpoint.requests) == 1
+    await backend.close()
+
+
+async def test_nothing_left_to_pay_with_is_not_waited_for(endpoint: Endpoint) -> None:
+    said = {"error": {"code": "insufficient_quota", "message": "check your plan"}}
+    endpoint.respond = lambda _: web.json_response(said, status=429)
+    backend = await backend_of(endpoint.url)
+    response = await asyncio.wait_for(backend.answer(prompt()), 5)
+    assert (response.error_kind, len(endpoint.requests)) == ("rate_limit", 1)
+    assert "insufficient_quota" in response.error
+    await backend.close()
+
+
+async def test_endpoints_that_want_other_fields(endpoint: Endpoint) -> None:
+    def respond(body: dict[str, Any]) -> web.Response:
+        if "max_tokens" in body:
+            said = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+            return web.json_response({"error": {"message": said}}, status=400)
+        return answer("fine")
+
+    endpoint.respond = respond
+    one = await serving_of(endpoint, extra={"top_p": None, "reasoning_effort": "low"})
+    found = [await one.serve(prompt(max_tokens=40), "r", Terms()) for _ in range(2)]
+    assert [r.text for r in found] == ["fine", "fine"]
+    assert len(endpoint.requests) == 3
+    last = endpoint.requests[-1]
+    assert (last["max_completion_tokens"], last["reasoning_effort"]) == (40, "low")
+    assert "top_p" not in last
+    await one.backend.close()
+    with pytest.raises(ValidationError, match="extra must not hold messages"):
+        ModelSpec(backend="openai", base_url="http://x", model="m", extra={"messages": []})
+    with pytest.raises(ValidationError, match="openai backend alone"):
+        ModelSpec(backend="scripted", extra={"a": 1})

@@ -477,6 +477,10 @@ def test_what_a_kept_answer_depends_on() -> None:
     assert cache_key(spec, prompt(schema=SCHEMA)) != base
     assert cache_key(spec.model_copy(update={"model": "n"}), prompt()) != base
     assert cache_key(spec.model_copy(update={"base_url": "http://y"}), prompt()) == base
+    long = Handling(context=32_000)
+    assert cache_key(spec, prompt(), long) != base
+    assert cache_key(spec, prompt(spare=(1, 2))) != base
+    assert cache_key(spec, prompt(), weights="another.gguf") != base
     cold = cache_key(spec, prompt(temperature=0.0))
     assert cache_key(spec, prompt(agent=4, temperature=0.0)) == cold
 
