@@ -248,9 +248,10 @@ def check(
         print_json(file.spec.model_dump(mode="json", exclude_none=True))
     else:
         spec = file.spec
+        asked = dict.fromkeys(m.backend for m in spec.models.values() if m.mixture is None)
         typer.echo(
             f"{scenario}: good; {spec.agents.count:,} agents, {spec.rounds} rounds, "
-            f"model {spec.models['default'].backend}"
+            f"{'model' if len(asked) == 1 else 'models'} {', '.join(asked)}"
         )
 
 
@@ -325,7 +326,8 @@ def publish(
     settings = quiet_settings()
     file = _read(scenario, agents, rounds, workers, seed, set_)
     _check(settings, file)
-    file.spec.run = check_token(run, "the run's name") if run else None
+    if run:
+        file.spec.run = check_token(run, "the run's name")
     name = asyncio.run(with_bus(settings, lambda bus: submit(bus, settings, file.spec)))
     if as_json:
         print_json({"run": name})

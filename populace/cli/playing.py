@@ -108,8 +108,9 @@ def finish(outcome: Outcome, as_json: bool) -> None:
         why = f" ({outcome.reason})" if outcome.reason else ""
         show.complain(
             f"the run {outcome.run} was cancelled{why}; the {outcome.records or 0:,} answers and "
-            f"failures that it had recorded are kept in {outcome.folder}. Run the scenario again "
-            "with the same seed to start over"
+            f"failures that it had recorded are kept in {outcome.folder}. Go on with "
+            f"'populace resume {outcome.run}', which asks nothing again that was answered (with a "
+            "spent budget, --budget gives it a larger one)"
         )
         raise typer.Exit(INTERRUPTED)
     if outcome.missing or outcome.events_missing:

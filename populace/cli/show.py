@@ -265,7 +265,7 @@ def usage_line(parts: list[dict[str, Any]]) -> str:
     ]
     for count, words in (
         (total.kept, "answers from kept ones"),
-        (total.attempts - total.requests, "more attempts"),
+        (max(0, total.attempts - total.requests), "more attempts"),
         (total.failed, "failed"),
         (total.refused, "not asked: the budget was spent"),
         (total.repaired, "repaired"),

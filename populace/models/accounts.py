@@ -75,8 +75,9 @@ class Usage:
         if response.error_kind == "not_kept":
             self.failed += 1  # nothing was asked
             return
-        self.requests += 1
-        self.attempts += int(details.get("attempts", 1))
+        attempts = int(details.get("attempts", 1))
+        self.requests += attempts > 0  # it may have failed before it could leave
+        self.attempts += attempts
         self.failed += bool(response.error_kind)
         self.tokens_in += response.tokens_in
         self.tokens_out += response.tokens_out

@@ -97,38 +97,53 @@ def has_page() -> bool:
 def up(settings: Settings, *, page: bool = False) -> StackRecord:
     """Start broker (unless one is set) and services; returns once all of them answer.
 
+    Where a part of a stack is up here already, what has died of it is started again.
+
     Args:
         settings: of the installation.
         page: whether the manager is started as well.
 
     Raises:
-        AlreadyUpError: a stack runs here already.
+        AlreadyUpError: a stack runs here already, and nothing of it is missing.
         BusUnavailableError: the broker that is set can't be reached.
         PopulaceError: something did not start; nothing is left running.
     """
     with _alone(settings):
         record = read_record(settings)
         if record is not None and any(map(processes.is_alive, record.processes)):
-            raise AlreadyUpError(
-                f"Populace is up here already, on {record.nats_url}; see 'populace status', or "
-                "stop it with 'populace down'"
-            )
+            return _mend(settings, record, MANAGER if page else {})
         _sweep(settings)  # what a killed command may have left
+        record = StackRecord(
+            nats_url=settings.nats_url or "",
+            embedded_broker=settings.nats_url is None,
+            since=time.time(),
+            version=__version__,
+        )
         try:
-            return _start_all(settings, {**SERVICES, **(MANAGER if page else {})})
+            return _start(settings, record, {**SERVICES, **(MANAGER if page else {})})
         except BaseException:
             _stop_all(settings)
             raise
 
 
-def _start_all(settings: Settings, services: dict[str, str]) -> StackRecord:
+def _mend(settings: Settings, record: StackRecord, more: dict[str, str]) -> StackRecord:
+    """Start what has died of a stack, at the address that the others know."""
+    had = {noted.name for noted in record.processes}
+    alive = [noted for noted in record.processes if processes.is_alive(noted)]
+    there = {noted.name for noted in alive}
+    wanted = {**SERVICES, **{name: m for name, m in MANAGER.items() if name in had}, **more}
+    missing = {name: module for name, module in wanted.items() if name not in there}
+    if not missing and ("broker" in there or not record.embedded_broker):
+        raise AlreadyUpError(
+            f"Populace is up here already, on {record.nats_url}; see 'populace status', or "
+            "stop it with 'populace down'"
+        )
+    record.processes = alive
+    return _start(settings, record, missing)
+
+
+def _start(settings: Settings, record: StackRecord, services: dict[str, str]) -> StackRecord:
     logs = settings.home / "logs"
-    record = StackRecord(
-        nats_url=settings.nats_url or "",
-        embedded_broker=settings.nats_url is None,
-        since=time.time(),
-        version=__version__,
-    )
 
     def begin(
         name: str, command: list[str], environment: dict[str, str]
@@ -144,12 +159,13 @@ def _start_all(settings: Settings, services: dict[str, str]) -> StackRecord:
         write_record(settings, record)
         return process
 
-    if record.embedded_broker:
-        command, ports = broker_command(settings)
+    if not record.embedded_broker:
+        asyncio.run(_reach(settings, record.nats_url))
+    elif not any(noted.name == "broker" for noted in record.processes):
+        known = record.nats_url.rpartition(":")[2]
+        command, ports = broker_command(settings, int(known) if known else None)
         broker = begin("broker", command, {})
         record.nats_url = wait_for_broker(broker, ports, logs / "broker.log")
-    else:
-        asyncio.run(_reach(settings, record.nats_url))
     environment = {
         "POPULACE_NATS_URL": record.nats_url,
         "POPULACE_HOME": str(settings.home.resolve()),

@@ -223,6 +223,17 @@ def test_up_twice_publish_watch_results_down(shell: Shell) -> None:
     assert code == 2
     assert "mine" in shell.run("runs")[1]
 
+    noted = json.loads((shell.folder / ".populace/stack.json").read_text())
+    for one in noted["processes"]:
+        if one["name"] in ("broker", "recorder"):
+            os.kill(one["pid"], signal.SIGKILL)
+    code, out, err = shell.run("up")  # starts what has died
+    assert (code, err) == (0, "")
+    mended = json.loads((shell.folder / ".populace/stack.json").read_text())
+    assert mended["nats_url"] == noted["nats_url"]
+    pids = [{p["name"]: p["pid"] for p in record["processes"]} for record in (noted, mended)]
+    assert {name for name in pids[0] if pids[0][name] != pids[1][name]} == {"broker", "recorder"}
+
     code, out, err = shell.run("run", DUMMY, "--agents", "50", "--json")
     assert code == 0
     assert json.loads(out)["state"] == "finished"
