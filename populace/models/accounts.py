@@ -311,8 +311,8 @@ class SharedBudget(BudgetStore):
         return True
 
 
-_LOST_AFTER = 60.0
-HEARTBEAT = 15.0
+_LOST_AFTER = 20.0
+HEARTBEAT = 5.0
 """Seconds after which a keeper with requests under way tells of itself, whatever happens."""
 _AGAIN = 0.25
 _CONFLICT = 0.003

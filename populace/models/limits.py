@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import bisect
 import contextlib
 import hashlib
 import json
@@ -32,6 +33,7 @@ _LONGEST_PAUSE = 60.0
 _FARTHEST = 3600.0
 """A pace that lies further ahead was written by a clock that was wrong."""
 _COMPLAIN_EVERY = 200
+_LOOK = 1.0
 _RETRY, _SLOWER = 0.002, 0.1
 _BROKER_AWAY = 0.5
 
@@ -125,11 +127,13 @@ class RateLimiter:
         self.waited = 0.0
         """Seconds that requests have waited here, all together."""
 
-    async def admit(self, tokens: int) -> None:
+    async def admit(self, tokens: int, wanted: Callable[[], bool] = lambda: True) -> None:
         """Wait until one more request may leave.
 
         Args:
             tokens: that it will presumably take; ``settle`` corrects them.
+            wanted: asked now and then; who is not wanted any more waits no longer, and leaves its
+                time to another.
         """
         if not self._every and not self._token_every:
             return
@@ -140,11 +144,22 @@ class RateLimiter:
                 at = await self._take(tokens)
         finally:
             self._waiting -= 1
-        left = at - time.time()
-        if left > 0:
+        while (left := at - time.time()) > 0 and not self._closed.is_set():
+            if not wanted():
+                self._give_back(at)
+                break
+            if self._times and self._times[0] < at and not self._token_every:
+                self._give_back(at)  # another has given back a sooner one
+                at = self._times.pop(0)
+                continue
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closed.wait(), left)
+                await asyncio.wait_for(self._closed.wait(), min(left, _LOOK))
         self.waited += time.monotonic() - began
+
+    def _give_back(self, at: float) -> None:
+        """A time is not needed here; what tokens it was for is settled elsewhere."""
+        if self._every and not self._token_every:
+            bisect.insort(self._times, at)
 
     def close(self) -> None:
         """Let all go that wait: it is for them to see that nothing is to be asked any more."""
@@ -179,6 +194,8 @@ class RateLimiter:
     async def _take(self, tokens: int) -> float:
         at = 0.0
         if self._every:
+            while self._times and self._times[0] < time.time() - self._every:
+                del self._times[0]  # it was given back, and nobody took it
             if not self._times:
                 self._times = await self._take_times()
             at = self._times.pop(0)

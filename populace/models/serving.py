@@ -293,7 +293,7 @@ class Serving:
             if limiter is not None and wanted(paid):
                 tokens = sum(self._presume(asked))
                 presumed += tokens
-                await limiter.admit(tokens)
+                await limiter.admit(tokens, partial(wanted, paid))
             if not wanted(paid):
                 raise NotWantedError
 

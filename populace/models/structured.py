@@ -14,6 +14,7 @@ import referencing
 from shared.messages.model import ModelResponse
 
 _SHOWN = 200
+_JSON_BEGINS = ("{", "[", '"')
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 
 
@@ -46,9 +47,12 @@ def _finite(text: str) -> float:
 
 
 def _fenced(text: str) -> str:
-    """What stands in a code fence, if the whole text is one: many models can't do without."""
+    """What stands in a code fence, if there is one alone: many models can't do without."""
     match = _FENCE.fullmatch(text.strip())
-    return match.group(1) if match else text
+    if match is not None:
+        return match.group(1)
+    blocks = [] if text.lstrip()[:1] in _JSON_BEGINS else _FENCE.findall(text)
+    return blocks[0] if len(blocks) == 1 else text
 
 
 def fit(response: ModelResponse, schema: dict[str, Any] | None) -> ModelResponse:

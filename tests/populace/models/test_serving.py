@@ -17,6 +17,7 @@ from pydantic import ValidationError
 import populace
 from populace import Agent, ModelSpec, ScriptSpec
 from populace._random import shuffled_place
+from populace.models import limits
 from populace.models.accounts import Accounts, BudgetKeeper, OwnBudget, PriceTable, Spent
 from populace.models.answering import Answerer
 from populace.models.backends import make_backend, openai
@@ -25,6 +26,7 @@ from populace.models.context import estimate_messages, estimate_tokens, fit_prom
 from populace.models.gate import Gate
 from populace.models.limits import OwnPace, RateLimiter
 from populace.models.serving import OwnCache, Serving, cache_key
+from populace.models.structured import fit
 from shared.errors import InvalidInputError
 from shared.messages.model import Handling, ModelRequest, ModelResponse, Terms
 from shared.messages.scenario import Budget, Latency, Limits, MemorySpec, Mixture, ScriptRule
@@ -547,3 +549,33 @@ async def test_scripts_follow_the_prompt_and_wait_as_drawn() -> None:
     responses: list[ModelResponse] = [await backend.answer(prompt(agent=i)) for i in range(20)]
     assert {r.text for r in responses} == {"no idea"}
     assert 0.1 < time.monotonic() - began < 1.5
+
+
+async def test_who_is_not_wanted_any_more_leaves_its_time_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run that was cancelled, and another that asks for one thing."""
+    monkeypatch.setattr(limits, "_LOOK", 0.05)
+    limiter = RateLimiter(Limits(requests_per_minute=120), OwnPace())
+    wanted = True
+    crowd = [asyncio.ensure_future(limiter.admit(1, lambda: wanted)) for _ in range(20)]
+    await asyncio.sleep(0)
+    other = asyncio.ensure_future(limiter.admit(1))
+    await asyncio.sleep(0.1)
+    assert not other.done()
+    wanted = False
+    async with asyncio.timeout(3):  # its turn would have come after ten seconds
+        await asyncio.gather(*crowd)
+        await other
+    began = time.monotonic()
+    for _ in range(4):
+        await limiter.admit(1)
+    assert time.monotonic() - began > 3 * 0.45
+
+
+def test_one_block_of_code_in_a_text_is_what_was_asked_for() -> None:
+    text = 'Sure, here it is:\n```json\n{"number": 4}\n```\nAnything else?'
+    assert fit(ModelResponse(1, text=text), SCHEMA).data == {"number": 4}
+    assert fit(ModelResponse(1, text=text + text), SCHEMA).error_kind == "schema"
+    quoted = '{"number": 4, "why": "```\\n5\\n```"}'
+    assert fit(ModelResponse(1, text=quoted), SCHEMA).data["number"] == 4
