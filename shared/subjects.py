@@ -173,6 +173,11 @@ class Subjects:
         """Request: does another model service have this message of prompts in hand?"""
         return f"{self.prefix}.models.held"
 
+    @property
+    def model_gone(self) -> str:
+        """Publish: nobody waits for the answers to these prompts any more."""
+        return f"{self.prefix}.models.gone"
+
     def model_kept(self, run: str = "*", round_number: int | str = "*") -> str:
         """Models' answers, and what was asked, of one round of a run. Captured by a stream."""
         return f"{self.prefix}.kept.{run}.{round_number}"

@@ -42,6 +42,7 @@ _LOOKS, _LOOK_AFTER = 5, 2.0
 _NEWEST = 1000
 """Messages of kept answers for each second in which some may have been lost; there are hardly as
 many."""
+_GONE_AT_ONCE = 10_000
 _STALLED = 30.0
 """Seconds without any answer after which those that are kept are looked for."""
 
@@ -216,6 +217,8 @@ class QueuedModels(ModelClient):
         self._recalled: dict[int, tuple[Part, dict[Key, dict[bytes, ModelResponse]]]] = {}
         self._warned = False
         self._closed = False
+        self._gone: list[int] = []
+        """Numbers of prompts that services are to be told nobody waits for."""
         self._bus = bus
         self._subjects = subjects
         self._run = run
@@ -269,6 +272,9 @@ class QueuedModels(ModelClient):
         self._closed = True
         if self._subscription is not None:
             await self._subscription.unsubscribe()
+        if self._waiting:
+            self._gone += self._waiting
+            self._tell_gone()
         for number in list(self._waiting):
             self._fail(number, "internal", "the worker was stopped")
         for task in list(self._tasks):
@@ -307,11 +313,28 @@ class QueuedModels(ModelClient):
         )
         try:
             return await future
+        except asyncio.CancelledError:
+            self._give_up([request.number])
+            raise
         finally:
             timer.cancel()
             self._waiting.pop(request.number, None)
             self._asked.pop(request.number, None)
             self._queued.discard(request.number)
+
+    def _give_up(self, numbers: list[int]) -> None:
+        """Nobody waits for these answers any more: services need not ask for them."""
+        if not self._gone:
+            asyncio.get_running_loop().call_soon(self._tell_gone)
+        self._gone += numbers
+
+    def _tell_gone(self) -> None:
+        while self._gone:
+            told, self._gone = self._gone[:_GONE_AT_ONCE], self._gone[_GONE_AT_ONCE:]
+            try:
+                self._bus.send(self._subjects.model_gone, pack_plain([self._inbox, told]))
+            except BusError as error:  # then they are asked for nobody
+                _log.warning("prompts can't be called off", count=len(told), error=str(error))
 
     def _forget(self, now: int) -> None:
         """Let go of answers to rounds that are over."""

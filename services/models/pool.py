@@ -294,7 +294,7 @@ class Pool:
                 except BusError as error:
                     # Given back, it would seem to have cost another process its life.
                     _log.warning("kept answers can't be read", run=lot.run, error=str(error))
-                if not self._wanted(lot, paid=False):
+                if not self._wanted(lot, 0, paid=False):
                     return None
                 await asyncio.sleep(_READ_AGAIN)
         except Exception:  # whatever it was, its slots must not stay taken
@@ -337,13 +337,14 @@ class Pool:
             self._answered_before(lot, request, response)
         return left
 
-    def _over(self, lot: _Lot) -> bool:
-        """Whether nobody waits for a lot's answers any more."""
-        return self._server.is_over(lot.run, lot.life) or time.time() > lot.deadline
+    def _over(self, lot: _Lot, number: int = 0) -> bool:
+        """Whether nobody waits for a lot's answers any more, or for that to one of its prompts."""
+        gone = (lot.inbox, number) in self._server.gone
+        return gone or self._server.is_over(lot.run, lot.life) or time.time() > lot.deadline
 
-    def _wanted(self, lot: _Lot, paid: bool) -> bool:
+    def _wanted(self, lot: _Lot, number: int, paid: bool) -> bool:
         """Whether to ask; at its end a service still mends answers that were paid for."""
-        return (paid or not self._closing) and not self._over(lot)
+        return (paid or not self._closing) and not self._over(lot, number)
 
     async def _answer(self, lot: _Lot, request: ModelRequest) -> None:
         if not await self.gate.enter():
@@ -369,7 +370,7 @@ class Pool:
                 return
         response = await self._ask_alone(lot, request)
         if response is None:
-            if self._over(lot):
+            if self._over(lot, request.number):
                 self.gate.release(1)
                 await self._done(lot, 1)
             else:
@@ -412,7 +413,9 @@ class Pool:
     async def _ask(self, lot: _Lot, request: ModelRequest) -> ModelResponse | None:
         """Have the engine answer; None: it was not asked, as nobody here wants it any more."""
         try:
-            return await self.serving.serve(request, lot.run, lot.terms, partial(self._wanted, lot))
+            return await self.serving.serve(
+                request, lot.run, lot.terms, partial(self._wanted, lot, request.number)
+            )
         except NotWantedError:
             return None
         except Exception as error:

@@ -23,6 +23,7 @@ from services.models.late import LateAnswers
 from services.models.peers import Peers
 from services.models.pool import Pool
 from shared.bus import Entry, KeyValue, Message
+from shared.codec import from_public
 from shared.errors import BusError, PopulaceError, RevisionConflictError
 from shared.logs import get_logger
 from shared.messages.control import CheckModel, ModelChecked
@@ -49,6 +50,7 @@ _CLOSED_WITHIN = 30.0
 _LAST_WITHIN, _LAST_LOOK = 5.0, 0.03
 """Seconds that what is under way of a run gets when it ends early."""
 _REMEMBERED_RUNS = 10_000
+_REMEMBERED_PROMPTS = 100_000
 
 
 class ModelServer:
@@ -67,6 +69,8 @@ class ModelServer:
         self._ending: OrderedDict[str, int] = OrderedDict()
         """Runs that ask nothing more, and the life in which: what is under way is still counted."""
         self._telling: set[asyncio.Task[None]] = set()
+        self.gone: OrderedDict[tuple[str, int], None] = OrderedDict()
+        """Prompts, by inbox and number, for whose answers nobody waits any more."""
         self.lives: dict[str, int] = {}
         """Of runs that were taken up again: which life they are in."""
         self._pools: dict[str, Pool] = {}
@@ -182,6 +186,13 @@ class ModelServer:
         task = asyncio.ensure_future(self._tell_last(run, message.reply))
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
+
+    def _hear_gone(self, message: Message) -> None:
+        inbox, numbers = from_public(message.data)
+        for number in numbers:
+            self.gone[inbox, number] = None
+        while len(self.gone) > _REMEMBERED_PROMPTS:
+            self.gone.popitem(last=False)
 
     def _holds(self, pool: str, message: int) -> bool:
         held = (self._pools.get(pool), self._left.get(pool))
@@ -437,6 +448,7 @@ class ModelServer:
         self.bus.on_event(self._event)
         await self.bus.subscribe(self.subjects.run_status(), self._status)
         await self.bus.subscribe(self.subjects.model_last, self._last)
+        await self.bus.subscribe(self.subjects.model_gone, self._hear_gone)
         await self.peers.start()
         await serve(self.bus, self.subjects.model_check, CheckModel, self.check, queue="models")
         await self.context.announce("Has prompts answered by language models", stats=self.stats)

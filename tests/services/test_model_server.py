@@ -39,6 +39,8 @@ class Stub(Backend):
         self.asked: list[str] = []
         self.closed = False
         self._start = start
+        self.gate = asyncio.Event()
+        self.gate.set()
 
     async def start(self) -> None:
         if (wait := self._start()) is not None:
@@ -50,6 +52,7 @@ class Stub(Backend):
     async def answer(self, request: ModelRequest, admit: Admit = let_in) -> ModelResponse:
         text = request.messages[-1]["content"]
         self.asked.append(text)
+        await self.gate.wait()
         return ModelResponse(
             request.number, text=f"re: {text}", tokens_in=100, tokens_out=50, backend="stub"
         )
@@ -79,6 +82,7 @@ async def server(broker: MemoryBroker, backends: Any) -> AsyncIterator[ModelServ
     context: Any = types.SimpleNamespace(bus=bus, settings=SETTINGS, stopping=asyncio.Event())
     made = ModelServer(context)
     made.usage = await bus.bucket(SUBJECTS.bucket_usage, ttl=KEPT_FOR)
+    await bus.subscribe(SUBJECTS.model_gone, made._hear_gone)
     watching = asyncio.ensure_future(made._watch_pools())
     yield made
     context.stopping.set()
@@ -290,3 +294,38 @@ async def test_kept_answers_that_cannot_be_read_for_a_while(
     assert (await models.request("default", prompt(models, "hi"))).text == "re: hi"
     assert len(tries) == 10
     await models.close()
+
+
+async def test_what_nobody_waits_for_is_not_asked(
+    broker: MemoryBroker, server: ModelServer, backends: dict[str, Backend]
+) -> None:
+    """A call was cancelled; a process ends. What has left already is answered."""
+    stub = backends["m"]
+    assert isinstance(stub, Stub)
+    pool = await server.pool(SPEC)
+    pool.gate.slots = 2
+    stub.gate.clear()
+    one, two = await client(broker), await client(broker, run="other")
+    waiting = [
+        asyncio.ensure_future(one.request("default", prompt(one, str(i), agent=i)))
+        for i in range(8)
+    ]
+    await wait_until(lambda: len(stub.asked) == 2, 10, "two prompts under way")
+    others = [
+        asyncio.ensure_future(two.request("default", prompt(two, f"o{i}", agent=i)))
+        for i in range(3)
+    ]
+    for task in waiting[2:7]:
+        task.cancel()
+    await wait_until(lambda: len(server.gone) == 5, 10, "what is called off")
+    await wait_until(lambda: len(two._queued) == 3, 10, "the other's prompts")
+    await two.close()
+    assert {(await w).error_kind for w in others} == {"internal"}
+    stub.gate.set()
+    found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [r.text for r in found if isinstance(r, ModelResponse)] == ["re: 0", "re: 1", "re: 7"]
+    await wait_until(lambda: not pool._in_hand, 10, "all to be done with")
+    assert sorted(stub.asked) == ["0", "1", "7"]
+    assert pool.gate.used == 0
+    assert (await server.bus.held(SUBJECTS.stream_models, SUBJECTS.model_queue(pool.name)))[0] == 0
+    await one.close()
