@@ -18,7 +18,7 @@ from services.recorder.events import EventTable
 from services.recorder.tables import RunFolder, reopen
 from shared.bus import Consumer, Delivery
 from shared.codec import CONTENT_TYPE, JSON_TYPE, from_public
-from shared.errors import BusError, CodecError, RemoteError
+from shared.errors import BusError, CodecError, PopulaceError, RemoteError
 from shared.ids import is_token
 from shared.logs import get_logger
 from shared.messages.scenario import ControlReply, ControlRequest, Status
@@ -31,6 +31,7 @@ _FLUSH_ROWS = 100_000
 _FLUSH_EVERY = 5.0
 _ACK_WAIT = 30.0
 _AGAIN_AFTER = 3.0
+_ANEW_AFTER = 1.0
 _TAKEN_WITHIN = 3.0
 
 
@@ -280,12 +281,13 @@ class RunRecorder:
                 if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
                     await self._pause_runs(touched, f"its results can't be written: {error}")
                     await asyncio.sleep(_AGAIN_AFTER)
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(_ANEW_AFTER)
 
     async def _pause_runs(self, runs: list[str], reason: str) -> None:
         """Stop what would only fill the stream: it can go on once results can be written.
 
-        Who waits for one that is over is told why it is not recorded yet.
+        Who waits for one that is over is told why it is not recorded yet. Neither is needed for
+        what is recorded, so the recording goes on where the broker takes none of it.
         """
 
         async def pause(run: str) -> None:
@@ -302,19 +304,30 @@ class RunRecorder:
                 told = f"{reason}; it is tried again until that is mended"
                 await self._tell(run, self._base / run, None, told, ended=None)
 
-        await asyncio.gather(*(pause(run) for run in runs))
+        for done in await asyncio.gather(*map(pause, runs), return_exceptions=True):
+            if isinstance(done, Exception):
+                _log.warning("a run could not be told of its results", error=str(done))
 
     def stats(self) -> dict[str, Any]:
         """What is shown in STATS."""
         return {"runs": sorted(self._folders), "rows": self.rows, "folder": str(self._base)}
 
     async def run(self) -> None:
-        """Record until told to stop."""
+        """Record until told to stop.
+
+        Raises:
+            PopulaceError: the recording ended by itself; whoever runs this starts it again.
+        """
         await ensure_streams(self._bus, self._subjects)
         await self._context.announce("Writes the results of runs to files", stats=self.stats)
         follow = asyncio.ensure_future(self._follow())
         _log.info("recorder is up", folder=str(self._base))
-        await self._context.stopping.wait()
+        stopping = asyncio.ensure_future(self._context.stopping.wait())
+        await asyncio.wait({stopping, follow}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            stopping.cancel()
+            why = None if follow.cancelled() else follow.exception()
+            raise PopulaceError(f"the recording has ended by itself: {why!r}") from why
         # It ends between two steps: cut short, a flush in its thread would be done twice.
         await asyncio.wait({follow}, timeout=30)
         with contextlib.suppress(BusError):
