@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,6 +200,30 @@ def results(run: str, settings: Settings | None = None) -> RecordedRun:
     """
     settings = settings or load_settings()
     return RecordedRun(settings.runs_dir / check_token(run, "the run's name"))
+
+
+def deleted_folder(folder: Path) -> Path:
+    """What the folder of a run is called while the run is being deleted."""
+    return folder.with_name(f".{folder.name}.deleted")
+
+
+def put_away(folder: Path) -> Path:
+    """Take a run's folder from under its name, before the broker forgets the run.
+
+    Were it the other way round, and the deletion cut short in between, its files would be taken for
+    those of the next run of that name.
+
+    Args:
+        folder: the run's; there may be none.
+
+    Returns:
+        Where it is, to be removed; what a deletion that was cut short has left is there, too.
+    """
+    away = deleted_folder(folder)
+    if folder.exists():
+        shutil.rmtree(away, ignore_errors=True)
+        folder.rename(away)
+    return away
 
 
 @dataclass

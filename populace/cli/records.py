@@ -11,7 +11,7 @@ import typer
 
 from populace.cli import show
 from populace.cli.session import FAILED, Json, print_json, quiet_settings, with_bus
-from populace.recorded import compare, results
+from populace.recorded import compare, deleted_folder, put_away, results
 from populace.runs import find_run, forget_run, list_runs
 from shared.bus import NatsBus
 from shared.errors import InvalidInputError
@@ -80,15 +80,16 @@ def delete(
 
     async def work(bus: NatsBus) -> None:
         info = await find_run(bus, settings, run)
-        if info is None and not folder.exists():
+        if info is None and not folder.exists() and not deleted_folder(folder).exists():
             raise InvalidInputError(f"there is no run named {run!r}; see 'populace runs'")
         if info is not None and info.state in ("accepted", "running"):
             raise InvalidInputError(f"the run {run!r} is {info.state}; cancel it first")
         if not yes:
             typer.confirm(f"Delete {folder} and all that is kept of {run}?", abort=True)
+        away = put_away(folder)
         await forget_run(bus, settings, run)
-        if folder.exists():
-            shutil.rmtree(folder)
+        if away.exists():
+            shutil.rmtree(away)
 
     asyncio.run(with_bus(settings, work))
     typer.echo(f"{run}: deleted")

@@ -16,7 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from aiohttp import web
 
-from populace.recorded import Comparison, compare, fit_answers, results
+from populace.recorded import Comparison, compare, deleted_folder, fit_answers, put_away, results
 from populace.runs import forget_run
 from shared.errors import InvalidInputError
 from shared.ids import check_token
@@ -163,13 +163,14 @@ class RecordBook:
         """
         folder = self.folder(run)
         info = self._manager.watcher.runs.get(run)
-        if info is None and not folder.exists():
+        if info is None and not folder.exists() and not deleted_folder(folder).exists():
             raise InvalidInputError(f"there is no run named {run!r}")
         if info is not None and info.state in ("accepted", "running"):
             raise InvalidInputError(f"the run {run!r} is {info.state}; cancel it first")
+        away = await asyncio.to_thread(put_away, folder)
         await forget_run(self._manager.bus, self._manager.settings, run)
-        if folder.exists():
-            await asyncio.to_thread(shutil.rmtree, folder)
+        if away.exists():
+            await asyncio.to_thread(shutil.rmtree, away)
         self._manager.forget(run)
         await self._manager.watcher.refresh()
 

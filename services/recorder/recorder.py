@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from services.recorder.events import EventTable
-from services.recorder.tables import RunFolder, reopen
+from services.recorder.tables import RunFolder, put_aside, reopen
 from shared.bus import Consumer, Delivery
 from shared.codec import CONTENT_TYPE, JSON_TYPE, from_public
 from shared.errors import BusError, CodecError, PopulaceError, RemoteError
@@ -101,15 +101,23 @@ class RunRecorder:
             await asyncio.to_thread(shutil.rmtree, leftover)
         if delivery.subject == self._subjects.run_status(run):
             status = Status.model_validate_json(delivery.data)
-            manifest = json.loads((self._base / run / "manifest.json").read_text())
+            manifest = json.loads((folder / "manifest.json").read_text())
+            if status.kind == "accepted" and status.time > _known_since(manifest):
+                aside = await asyncio.to_thread(put_aside, folder)
+                _log.warning(
+                    "another run has the name of a recorded one, whose files are kept aside",
+                    run=run,
+                    folder=str(aside),
+                )
+                await self._take(delivery)
+                return
             begun = (status.life or 1) > int(manifest.get("life") or 1)
             if status.kind == "restored" and begun:  # it was over, and goes on
-                await asyncio.to_thread(reopen, self._base / run, run)
+                await asyncio.to_thread(reopen, folder, run)
                 await self._take(delivery)
                 return
             if status.kind == "ended":  # and perhaps "recorded" was never told
-                path = self._base / run
-                await self._tell(run, path, status.records, ended=status, manifest=manifest)
+                await self._tell(run, folder, status.records, ended=status, manifest=manifest)
         await delivery.ack()
 
     async def _take_status(self, status: Status) -> bool:
@@ -332,6 +340,11 @@ class RunRecorder:
         await asyncio.wait({follow}, timeout=30)
         with contextlib.suppress(BusError):
             await self._flush()
+
+
+def _known_since(manifest: dict[str, Any]) -> float:
+    """When the run was accepted that a manifest tells of; one that was refused never was."""
+    return float(manifest.get("accepted") or manifest.get("ended") or 0.0)
 
 
 async def main(context: ServiceContext) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ _SORT_UP_TO = 5_000_000
 """Rows that are put into order (round, population, agent) at the end; beyond, as they came."""
 
 _MOST_AGENTS = 1 << 30
+_NAME_LENGTH = 64
+"""Letters that a run's name may have."""
 
 _Row = tuple[Any, ...]
 
@@ -189,7 +192,10 @@ class RunFolder:
             elif status.row is not None:
                 rounds[status.row.round] = status.row
             elif status.kind in ("accepted", "started"):
-                self._statuses.setdefault(status.kind, status)
+                # The last counts: a director that died in between has it told once more.
+                held = self._statuses.get(status.kind)
+                if held is None or held.time < status.time:
+                    self._statuses[status.kind] = status
         self._rounds = {**rounds, **self._rounds}
         return bool(missed)
 
@@ -418,6 +424,21 @@ def reopen(path: Path, run: str) -> None:
     lines = [status.model_dump_json(exclude_none=True) + "\n" for status in told]
     (parts / "statuses.jsonl").write_text("".join(lines))
     (path / "manifest.json").unlink()
+
+
+def put_aside(path: Path) -> Path:
+    """Give the folder of a run whose name another has by now a name of its own.
+
+    That is a run's name again, by which it can be listed and read.
+    """
+    after = int(time.time())
+    while True:
+        ending = f"-before-{after}"
+        aside = path.with_name(path.name[: _NAME_LENGTH - len(ending)] + ending)
+        if not aside.exists():
+            path.rename(aside)
+            return aside
+        after += 1
 
 
 def _column(cells: list[Any]) -> pa.Array:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from populace._runtime.records import batch_of
+from populace.recorded import RecordedRun
 from services.recorder import recorder as recording
 from services.recorder.recorder import RunRecorder
 from shared.bus import Bus, MemoryBroker
+from shared.codec import pack_plain
 from shared.errors import BusError, PopulaceError
+from shared.ids import is_token
+from shared.messages.scenario import RoundRow, Status
 from shared.service import ServiceContext
 from shared.settings import Settings
 from shared.streams import ensure_streams
@@ -39,6 +47,67 @@ async def bus() -> Bus:
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_AGAIN_AFTER", "_ANEW_AFTER", "_FLUSH_EVERY", "_TAKEN_WITHIN"):
         monkeypatch.setattr(recording, name, 0.01)
+
+
+SUBJECTS = Settings().subjects
+
+
+async def tell(bus: Bus, kind: Any, run: str = "r", **more: Any) -> None:
+    status = Status(kind=kind, run=run, **more)
+    await bus.append(SUBJECTS.run_status(run), status.model_dump_json(exclude_none=True).encode())
+
+
+async def answer(bus: Bus, values: list[float], round_number: int = 1, run: str = "r") -> None:
+    columns = batch_of(
+        round_number=round_number,
+        population="p",
+        method="m",
+        call=round_number,
+        batch=f"{round_number}/{values}",
+        life=1,
+        agents=list(range(len(values))),
+        values=values,
+        errors=[],
+    )
+    await bus.append(SUBJECTS.run_results(run, round_number), pack_plain({**columns, "run": run}))
+
+
+async def play(bus: Bus, values: list[float], run: str = "r", **more: Any) -> None:
+    """What is told of a run of one round, from beginning to end."""
+    await tell(bus, "accepted", run, name="game", **more)
+    await tell(bus, "started", run, manifest={"seed": 1})
+    await answer(bus, values, run=run)
+    row = RoundRow(round=1, answers=len(values), failed=0, values={})
+    await tell(bus, "round_finished", run, row=row)
+    await tell(bus, "ended", run, state="finished", records=len(values))
+
+
+async def heard(bus: Bus, kind: str, run: str = "r") -> list[Status]:
+    """What was told of a run so far, of a kind."""
+    read = bus.read(SUBJECTS.stream_runs, (SUBJECTS.run_status(run),))
+    statuses = [Status.model_validate_json(m.data) async for m in read]
+    return [status for status in statuses if status.kind == kind]
+
+
+async def until_recorded(bus: Bus, run: str = "r", times: int = 1) -> list[Status]:
+    """Wait until it was told so many times that a run is recorded."""
+    async with asyncio.timeout(20):
+        while len(told := await heard(bus, "recorded", run)) < times:
+            await asyncio.sleep(0.01)
+    return told
+
+
+@contextlib.asynccontextmanager
+async def recording_of(bus: Bus, runs: Path) -> AsyncIterator[RunRecorder]:
+    recorder = RunRecorder(Context(bus, runs))
+    running = asyncio.ensure_future(recorder.run())
+    yield recorder
+    recorder._context.stopping.set()
+    await running
+
+
+def values_of(folder: Path) -> list[float | None]:
+    return RecordedRun(folder).to_arrow()["value"].to_pylist()
 
 
 async def test_a_broker_that_takes_no_word_ends_no_recording(
@@ -76,3 +145,35 @@ async def test_a_recording_that_ends_by_itself_ends_the_service(
     monkeypatch.setattr(recorder, "_follow", follow)
     with pytest.raises(PopulaceError, match="nobody thought of that"):
         await recorder.run()
+
+
+async def test_a_run_with_the_name_of_one_whose_files_are_there(bus: Bus, tmp_path: Path) -> None:
+    """The broker's data was wiped, say, and the files stayed."""
+    run = "r" * 60
+    async with recording_of(bus, tmp_path):
+        await play(bus, [1.0, 2.0], run)
+        await until_recorded(bus, run)
+        await bus.purge(SUBJECTS.stream_runs, SUBJECTS.run_status(run))
+        await play(bus, [3.0], run)
+        (told,) = await until_recorded(bus, run)
+    assert told.records == 1
+    assert values_of(tmp_path / run) == [3.0]
+    (aside,) = [p for p in tmp_path.iterdir() if p.name != run]
+    assert is_token(aside.name)
+    assert "-before-" in aside.name
+    assert values_of(aside) == [1.0, 2.0]
+
+
+async def test_a_beginning_that_comes_again_is_no_other_run(bus: Bus, tmp_path: Path) -> None:
+    """The acknowledgement of what was told first was lost, of one of two directors."""
+    folder = tmp_path / "r"
+    async with recording_of(bus, tmp_path):
+        await tell(bus, "accepted", time=1.0)
+        await play(bus, [1.0], time=2.0)
+        await until_recorded(bus)
+        for time in (1.0, 2.0):
+            await tell(bus, "accepted", time=time)
+        await play(bus, [2.0], "other")
+        await until_recorded(bus, "other")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "r"]
+    assert json.loads((folder / "manifest.json").read_text())["accepted"] == 2.0

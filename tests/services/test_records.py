@@ -16,7 +16,7 @@ from aiohttp import web
 from populace.cli.sweeping import Sweep, table
 from populace.errors import ScenarioError
 from populace.models.backends.scripted import _fill
-from populace.recorded import RecordedRun, compare, results
+from populace.recorded import RecordedRun, compare, deleted_folder, put_away, results
 from populace.runs import Outcome, find_run, find_spec, forget_run
 from populace.scenario_file import read_scenario
 from populace.sweep import read_sweep
@@ -238,6 +238,19 @@ async def test_a_run_is_deleted(services: Services, bus: NatsBus, endpoint: Endp
     assert await find_run(bus, settings, outcome.run) is None
     with pytest.raises(InvalidInputError, match="keeps no scenario"):
         await find_spec(bus, settings, outcome.run)
+
+
+def test_files_of_a_deleted_run_are_not_under_its_name(tmp_path: Path) -> None:
+    """A deletion that is cut short leaves nothing that is taken for another run's."""
+    folder = tmp_path / "r"
+    assert not put_away(folder).exists()
+    for content in ("old", "new"):  # the first deletion was cut short before the files went
+        folder.mkdir()
+        (folder / "manifest.json").write_text(content)
+        away = put_away(folder)
+        assert not folder.exists()
+        assert away == deleted_folder(folder) == put_away(folder)
+        assert (away / "manifest.json").read_text() == content
 
 
 # Sweeps
