@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from services.recorder.messages import write_table
+from shared.logs import get_logger
+
+_log = get_logger(__name__)
 
 SCHEMA = pa.schema(
     [
@@ -23,6 +28,10 @@ SCHEMA = pa.schema(
     ]
 )
 """``number``: counts an environment's events, from 1. ``by``: the agent whose call led to it."""
+
+
+_LIFE = b"life"
+"""Where the file says which life of the run it was written in."""
 
 
 class EventTable:
@@ -55,6 +64,26 @@ class EventTable:
             json.dumps(told["value"], ensure_ascii=False),
         )
 
+    def read(self, path: Path, is_outdated: Callable[[int, int], bool]) -> None:
+        """Take what a run had told when it was over for the first time.
+
+        Args:
+            path: the file of then; there may be none.
+            is_outdated: whether a round was played again by a later life than the one given.
+        """
+        if not path.exists():
+            return
+        try:
+            table = pq.read_table(path).select(SCHEMA.names)
+        except (pa.ArrowException, OSError, KeyError) as why:
+            _log.error("the events on disk are damaged", file=str(path), error=str(why))
+            return
+        life = int((table.schema.metadata or {}).get(_LIFE, b"1"))
+        for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            _, where, _, round_number, number, *_ = row
+            if not is_outdated(life, round_number):
+                self._by_path.setdefault(where, {})[number] = row
+
     @property
     def count(self) -> int:
         """How many there are."""
@@ -65,8 +94,8 @@ class EventTable:
         """How many were told, and were gone from the stream before they could be read."""
         return sum(max(events) - len(events) for events in self._by_path.values() if events)
 
-    def write(self, path: Path) -> None:
-        """Write them, by environment and number."""
+    def write(self, path: Path, life: int) -> None:
+        """Write them, by environment and number, as of a life of the run."""
         rows = [
             events[number]
             for _, events in sorted(self._by_path.items())
@@ -74,6 +103,7 @@ class EventTable:
         ]
         columns: list[Any] = list(zip(*rows, strict=True)) if rows else [[] for _ in SCHEMA]
         table = pa.table(
-            [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
+            [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)],
+            schema=SCHEMA.with_metadata({_LIFE: str(life)}),
         )
         write_table(table, path)

@@ -200,10 +200,13 @@ class RunRecorder:
     async def _events_of(self, run: str, folder: RunFolder) -> EventTable:
         """What the run's environments told, less what was of rounds that were played again.
 
+        Of a run that was over before, the stream may hold the latest alone: it keeps them a day.
+
         Raises:
             BusError: it can't be read.
         """
         events = EventTable(run)
+        await asyncio.to_thread(events.read, folder.events_file, folder.is_outdated)
         pattern = self._subjects.env_event(run, "*", ">")
         async for message in self._bus.read(self._subjects.stream_events, (pattern,)):
             try:

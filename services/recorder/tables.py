@@ -329,6 +329,11 @@ class RunFolder:
         return self._life
 
     @property
+    def events_file(self) -> Path:
+        """Where the events are, once the run was over."""
+        return self.path / "events.parquet"
+
+    @property
     def wants_events(self) -> bool:
         """Whether the scenario asks for its environments' events."""
         accepted = self._statuses.get("accepted")
@@ -345,7 +350,7 @@ class RunFolder:
         if messages:
             manifest["messages"] = messages
         if events is not None:
-            events.write(self.path / "events.parquet")
+            events.write(self.events_file, self._life)
             manifest["events"] = events.count
             manifest["events_missing"] = events.missing
         self._write_json("manifest.json", manifest)

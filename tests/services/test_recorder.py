@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from populace._runtime.records import batch_of
@@ -177,3 +178,41 @@ async def test_a_beginning_that_comes_again_is_no_other_run(bus: Bus, tmp_path: 
         await until_recorded(bus, "other")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "r"]
     assert json.loads((folder / "manifest.json").read_text())["accepted"] == 2.0
+
+
+async def event(bus: Bus, number: int, round_number: int, life: int = 1) -> None:
+    told = {"path": "hall", "name": "bell", "by": "", "arguments": {}, "value": life}
+    told |= {"number": number, "round": round_number, "life": life}
+    await bus.append(SUBJECTS.env_event("r", "bell", "hall"), pack_plain(told))
+
+
+async def test_events_that_the_stream_has_lost_stay_on_disk(bus: Bus, tmp_path: Path) -> None:
+    """A run that is over is given more rounds when a day has gone, and its last one is played anew.
+
+    It had gone on once already before that.
+    """
+    scenario = {"record_events": True}
+    async with recording_of(bus, tmp_path):
+        await event(bus, 1, 1)
+        await event(bus, 2, 2)
+        await tell(bus, "accepted", scenario=scenario)
+        await tell(bus, "restored", round=1, life=2)
+        await event(bus, 2, 2, life=2)
+        await event(bus, 3, 3, life=2)
+        await tell(bus, "ended", life=2, state="finished", manifest={"life": 2})
+        await until_recorded(bus)
+        await bus.purge(SUBJECTS.stream_events, SUBJECTS.env_event("r", "*", ">"))
+        await tell(bus, "restored", round=2, life=3)
+        await event(bus, 3, 3, life=3)
+        await event(bus, 4, 4, life=3)
+        await tell(bus, "ended", life=3, state="finished", manifest={"life": 3})
+        await until_recorded(bus, times=2)
+    rows = pq.read_table(tmp_path / "r" / "events.parquet").to_pylist()
+    assert [(r["number"], r["round"], r["value"]) for r in rows] == [
+        (1, 1, "1"),
+        (2, 2, "2"),
+        (3, 3, "3"),
+        (4, 4, "3"),
+    ]
+    manifest = json.loads((tmp_path / "r" / "manifest.json").read_text())
+    assert (manifest["events"], manifest["events_missing"]) == (4, 0)
