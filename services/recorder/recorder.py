@@ -1,7 +1,7 @@
 """Follows the runs' stream, and keeps a folder per run.
 
-A message is acknowledged once what it says is on disk. One recorder serves an installation:
-the stream is taken in order by a single durable consumer.
+A message is acknowledged once what it says is on disk. One recorder serves an installation (see
+``seat.py``): the stream is taken in order by a single durable consumer.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from services.recorder.events import EventTable
+from services.recorder.seat import Seat, SeatLostError
 from services.recorder.tables import RunFolder, put_aside, reopen
-from shared.bus import Consumer, Delivery
+from shared.bus import Delivery
 from shared.codec import CONTENT_TYPE, JSON_TYPE, from_public
 from shared.errors import BusError, CodecError, PopulaceError, RemoteError
 from shared.ids import is_token
@@ -42,6 +43,7 @@ class RunRecorder:
         self._context = context
         self._bus = context.bus
         self._subjects = context.settings.subjects
+        self._seat = Seat(context.bus, context.settings.subjects)
         self._base = context.settings.runs_dir.resolve()
         self._folders: dict[str, RunFolder] = {}
         self._trying = ""
@@ -51,11 +53,13 @@ class RunRecorder:
         self._flushed = time.monotonic()
         self.rows = 0
 
-    def _folder(self, run: str) -> RunFolder:
+    async def _folder(self, run: str) -> RunFolder:
         folder = self._folders.get(run)
         if folder is None:
             self._trying = run
-            folder = self._folders[run] = RunFolder(self._base / run, run)
+            # In a thread: much may be there to be read, and others ask meanwhile who is at work.
+            folder = await asyncio.to_thread(RunFolder, self._base / run, run)
+            self._folders[run] = folder
             self._trying = ""
         return folder
 
@@ -75,9 +79,9 @@ class RunRecorder:
                     await delivery.nak(_ACK_WAIT)
                     return
             elif delivery.subject.startswith(self._subjects.run_messages(run, "")):
-                self._folder(run).add_messages(content)
+                (await self._folder(run)).add_messages(content)
             else:
-                self._folder(run).add(content)
+                (await self._folder(run)).add(content)
         except (BusError, OSError):
             raise
         except Exception as error:  # one message must not stop the recording of all runs
@@ -103,6 +107,7 @@ class RunRecorder:
             status = Status.model_validate_json(delivery.data)
             manifest = json.loads((folder / "manifest.json").read_text())
             if status.kind == "accepted" and status.time > _known_since(manifest):
+                await self._seat.renew()
                 aside = await asyncio.to_thread(put_aside, folder)
                 _log.warning(
                     "another run has the name of a recorded one, whose files are kept aside",
@@ -113,6 +118,7 @@ class RunRecorder:
                 return
             begun = (status.life or 1) > int(manifest.get("life") or 1)
             if status.kind == "restored" and begun:  # it was over, and goes on
+                await self._seat.renew()
                 await asyncio.to_thread(reopen, folder, run)
                 await self._take(delivery)
                 return
@@ -124,10 +130,10 @@ class RunRecorder:
         """Take a status; False: what it asks for could not be done, and is tried again later."""
         if status.kind == "recorded":
             return True
-        folder = self._folder(status.run)
+        folder = await self._folder(status.run)
         if status.kind == "ended" and (status.life or 1) < folder.life:
             return True  # of a life that another has followed
-        folder.add_status(status)
+        await asyncio.to_thread(folder.add_status, status)
         return status.kind != "ended" or await self._finish(status.run, folder, status)
 
     async def _finish(self, run: str, folder: RunFolder, ended: Status) -> bool:
@@ -135,7 +141,10 @@ class RunRecorder:
         try:
             await self._fill(run, folder)
             events = await self._events_of(run, folder) if folder.wants_events else None
+            await self._seat.renew()
             manifest = await asyncio.to_thread(folder.finish, events)
+        except SeatLostError:
+            raise
         except OSError as error:
             # It is tried again until there is room; who waits for the run need not wait as long.
             reason = f"{error}; it is tried again until that is mended"
@@ -176,7 +185,7 @@ class RunRecorder:
         async for message in self._bus.read(stream, (self._subjects.run_status(run),)):
             with contextlib.suppress(ValueError):
                 statuses.append(Status.model_validate_json(message.data))
-        restored = folder.fill_statuses(statuses)
+        restored = await asyncio.to_thread(folder.fill_statuses, statuses)
         await self._fill_messages(run, folder)
         if not folder.missing and not restored:
             return
@@ -247,7 +256,14 @@ class RunRecorder:
         )
 
     async def _flush(self) -> None:
-        """Put everything on disk, then acknowledge it."""
+        """Put everything on disk, then acknowledge it.
+
+        Raises:
+            SeatLostError: another recorder is at work by now; it gets what is not acknowledged.
+            BusError: the broker does not answer.
+            OSError: it can't be written.
+        """
+        await self._seat.renew()
         for run, folder in list(self._folders.items()):
             waiting = folder.waiting
             try:
@@ -265,34 +281,52 @@ class RunRecorder:
         self._flushed = time.monotonic()
 
     async def _follow(self) -> None:
-        consumer: Consumer | None = None
         while not self._context.stopping.is_set():
             try:
-                if consumer is None:
-                    consumer = await self._bus.consumer(
-                        self._subjects.stream_runs,
-                        durable="recorder",
-                        ack_wait=_ACK_WAIT,
-                        max_waiting_acks=100_000,
-                        alone=True,
-                    )
-                deliveries = await consumer.fetch(200, timeout=1.0)
-                for delivery in deliveries:
-                    await self._take(delivery)
-                waiting = sum(f.waiting for f in self._folders.values())
-                due = time.monotonic() - self._flushed > _FLUSH_EVERY
-                if waiting >= _FLUSH_ROWS or (due and self._unacknowledged):
-                    await self._flush()
+                await self._record()
+            except SeatLostError as error:
+                _log.warning(str(error))
+                self._forget()
             except Exception as error:
                 _log.error("recording starts anew", error=f"{type(error).__name__}: {error}")
-                consumer = None
                 touched = [*self._folders, *([self._trying] if self._trying else [])]
-                self._folders.clear()  # made again from what is on disk
-                self._unacknowledged.clear()
+                self._forget()
                 if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
                     await self._pause_runs(touched, f"its results can't be written: {error}")
                     await asyncio.sleep(_AGAIN_AFTER)
                 await asyncio.sleep(_ANEW_AFTER)
+
+    def _forget(self) -> None:
+        """Drop what is in memory: it is made again from what is on disk, and what comes again."""
+        self._folders.clear()
+        self._unacknowledged.clear()
+
+    async def _record(self) -> None:
+        """Record until told to stop, once nobody else does.
+
+        Raises:
+            SeatLostError: another recorder is at work by now.
+            BusError: the broker does not answer.
+            OSError: results can't be written.
+        """
+        stopping = self._context.stopping
+        if not await self._seat.take(stopping):
+            return
+        consumer = await self._bus.consumer(
+            self._subjects.stream_runs,
+            durable="recorder",
+            ack_wait=_ACK_WAIT,
+            max_waiting_acks=100_000,
+            alone=True,
+        )
+        while not stopping.is_set():
+            await self._seat.keep()
+            for delivery in await consumer.fetch(200, timeout=1.0):
+                await self._take(delivery)
+            waiting = sum(f.waiting for f in self._folders.values())
+            due = time.monotonic() - self._flushed > _FLUSH_EVERY
+            if waiting >= _FLUSH_ROWS or (due and self._unacknowledged):
+                await self._flush()
 
     async def _pause_runs(self, runs: list[str], reason: str) -> None:
         """Stop what would only fill the stream: it can go on once results can be written.
@@ -342,7 +376,9 @@ class RunRecorder:
         # It ends between two steps: cut short, a flush in its thread would be done twice.
         await asyncio.wait({follow}, timeout=30)
         with contextlib.suppress(BusError):
-            await self._flush()
+            if self._unacknowledged:
+                await self._flush()
+            await self._seat.give_back()
 
 
 def _known_since(manifest: dict[str, Any]) -> float:

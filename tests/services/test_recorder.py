@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from populace._runtime.records import batch_of
 from populace.recorded import RecordedRun
 from services.recorder import recorder as recording
 from services.recorder.recorder import RunRecorder
-from shared.bus import Bus, MemoryBroker
+from shared.bus import Bus, MemoryBroker, NatsBus
 from shared.codec import pack_plain
 from shared.errors import BusError, PopulaceError
 from shared.ids import is_token
@@ -24,7 +24,7 @@ from shared.messages.scenario import RoundRow, Status
 from shared.service import ServiceContext
 from shared.settings import Settings
 from shared.streams import ensure_streams
-from tests.conftest import wait_until
+from tests.conftest import Broker, wait_until
 
 
 class Context(ServiceContext):
@@ -216,3 +216,93 @@ async def test_events_that_the_stream_has_lost_stay_on_disk(bus: Bus, tmp_path: 
     ]
     manifest = json.loads((tmp_path / "r" / "manifest.json").read_text())
     assert (manifest["events"], manifest["events_missing"]) == (4, 0)
+
+
+class Instance:
+    """A recorder on a connection of its own, which a test may kill."""
+
+    def __init__(self, broker: Broker, runs: Path, bus: NatsBus) -> None:
+        self.bus = bus
+        self.context = ServiceContext("recorder", broker.settings(runs_dir=runs), bus)
+        self.recorder = RunRecorder(self.context)
+        self.running = asyncio.ensure_future(self.recorder.run())
+
+    async def kill(self) -> None:
+        await self.bus._client.close()
+        self.recorder._forget()  # what it had in memory
+        self.running.cancel()
+        await asyncio.wait({self.running})
+
+    async def stop(self) -> None:
+        self.context.stopping.set()
+        await self.running
+        await self.bus.drain()
+
+
+@contextlib.asynccontextmanager
+async def two_recorders(broker: Broker, runs: Path) -> AsyncIterator[tuple[Bus, list[Instance]]]:
+    """The second waits for the end of the first."""
+    bus = await NatsBus.connect(broker.settings(), broker.url)
+    made = []
+    for _ in range(2):
+        one = await NatsBus.connect(broker.settings(), broker.url)
+        made.append(Instance(broker, runs, one))
+        await until_held(bus, made[0])
+    try:
+        yield bus, made
+    finally:
+        for instance in made:
+            if not instance.running.done():
+                await instance.stop()
+        await bus.drain()
+
+
+async def until_held(bus: Bus, instance: Instance) -> None:
+    """Wait until an instance is the one that records."""
+    bucket = await bus.bucket(f"{SUBJECTS.prefix}-recorder")
+    async with asyncio.timeout(10):
+        while (entry := await bucket.get("recorder")) is None or (
+            entry.value.decode() != instance.bus.process
+        ):
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_another_recorder_goes_on(
+    own_broker: Callable[[], Broker], tmp_path: Path, end: str
+) -> None:
+    """Two of them double nothing, and lose nothing when the first one ends."""
+    async with two_recorders(own_broker(), tmp_path / "runs") as (bus, (first, second)):
+        await play(bus, [1.0, 2.0], "whole")
+        await until_recorded(bus, "whole")
+        await tell(bus, "accepted", name="game")
+        for number in (1, 2):
+            await answer(bus, [1.0, 2.0], number)
+        await wait_until(lambda: "r" in first.recorder._folders)
+        assert not second.recorder._folders
+        await (first.stop() if end == "stop" else first.kill())
+        await until_held(bus, second)
+        for number in (3, 4):
+            await answer(bus, [3.0, 4.0], number)
+        await tell(bus, "ended", state="finished", records=8)
+        (told,) = await until_recorded(bus)
+        assert (told.records, told.missing) == (8, None)
+    assert values_of(tmp_path / "runs" / "r") == [1.0, 2.0, 1.0, 2.0, 3.0, 4.0, 3.0, 4.0]
+    assert values_of(tmp_path / "runs" / "whole") == [1.0, 2.0]
+
+
+async def test_a_recorder_that_was_replaced_writes_nothing(
+    own_broker: Callable[[], Broker], tmp_path: Path
+) -> None:
+    """It stood still, say, and goes on when another has taken its place."""
+    async with two_recorders(own_broker(), tmp_path / "runs") as (bus, (first, second)):
+        await tell(bus, "accepted", name="game")
+        await wait_until(lambda: "r" in first.recorder._folders)
+        bucket = await bus.bucket(f"{SUBJECTS.prefix}-recorder")
+        await bucket.put("recorder", second.bus.process.encode())
+        await wait_until(lambda: not first.recorder._folders)
+        await until_held(bus, second)
+        await play(bus, [1.0, 2.0])
+        await until_recorded(bus)
+        assert not first.recorder._folders
+    assert values_of(tmp_path / "runs" / "r") == [1.0, 2.0]
