@@ -13,6 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shared.errors import CodecError
+from shared.logs import get_logger
+
+_log = get_logger(__name__)
 
 SCHEMA = pa.schema(
     [
@@ -57,7 +60,9 @@ class MessageTable:
         self._seen.clear()
         for file in self._files():
             self._part = max(self._part, int(file.stem))
-            self._seen.update(pq.read_table(file, columns=["batch"])["batch"].unique().to_pylist())
+            table = read_part(file, ["batch"])
+            if table is not None:
+                self._seen.update(table["batch"].unique().to_pylist())
 
     def _files(self) -> list[Path]:
         return sorted(self._parts.glob("*.parquet"))
@@ -131,10 +136,7 @@ class MessageTable:
         """Forget what is of later rounds than this one."""
         self.flush()
         for file in self._files():
-            table = pq.read_table(file)
-            kept = table.filter(pc.field("round") <= round_number)
-            if kept.num_rows < table.num_rows:
-                write_table(kept, file)
+            keep_rounds(file, round_number)
         self._read()
 
     def finish(self) -> int:
@@ -146,12 +148,52 @@ class MessageTable:
             draft = self._path / "messages.tmp"
             with pq.ParquetWriter(draft, SCHEMA, compression="zstd") as writer:
                 for file in files:
-                    table = pq.read_table(file, schema=SCHEMA)
+                    table = read_whole(file).cast(SCHEMA)
                     count += table.num_rows
                     writer.write_table(table)
             put_in_place(draft, self._path / "messages.parquet")
             shutil.rmtree(self._parts)
         return count
+
+
+def read_part(file: Path, columns: list[str] | None = None) -> pa.Table | None:
+    """A part of a run's results, or None if it is damaged: then it is put aside.
+
+    What it held is read from the stream again when the run is over.
+
+    Raises:
+        OSError: the disk does not give it; that is no fault of the file.
+    """
+    try:
+        return pq.read_table(file, columns=columns)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OSError) as why:
+        if isinstance(why, OSError) and why.errno is not None:
+            raise
+        _log.error("a part of a run's results is damaged", file=str(file), error=str(why))
+        file.rename(file.with_suffix(".damaged"))
+        return None
+
+
+def read_whole(file: Path) -> pa.Table:
+    """A part of a run's results that had been read before.
+
+    Raises:
+        OSError: it is damaged beyond what was looked at then: the run has to be read anew.
+    """
+    table = read_part(file)
+    if table is None:
+        raise OSError(f"{file} is damaged")
+    return table
+
+
+def keep_rounds(file: Path, last: int) -> None:
+    """Drop what a part holds of later rounds than this one."""
+    table = read_part(file)
+    if table is None:
+        return
+    kept = table.filter(pc.field("round") <= last)
+    if kept.num_rows < table.num_rows:
+        write_table(kept, file)
 
 
 def write_table(table: pa.Table, path: Path) -> None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 import shutil
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,20 @@ _ACK_WAIT = 30.0
 _AGAIN_AFTER = 3.0
 _ANEW_AFTER = 1.0
 _TAKEN_WITHIN = 3.0
+_NEXT_AFTER = 0.2
+
+_OF_ALL_RUNS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE}
+)
+"""Troubles of the disk, or of this process, that no run can be recorded with."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """What is held back of a run: it comes again, and is taken in the order of the stream."""
+
+    until: float = 0.0
+    sequences: set[int] = field(default_factory=set)
 
 
 class RunRecorder:
@@ -50,6 +67,9 @@ class RunRecorder:
         """The run whose folder is being opened."""
         self._unacknowledged: list[tuple[str, Delivery]] = []
         """With the run of each; acknowledged once they are on disk."""
+        self._held: dict[str, _Held] = {}
+        """Runs whose files can't be written, while others' can."""
+        self._pausing: dict[str, asyncio.Task[None]] = {}
         self._flushed = time.monotonic()
         self.rows = 0
 
@@ -69,21 +89,29 @@ class RunRecorder:
         if not is_token(run):
             await delivery.term()
             return
+        if await self._is_held(run, delivery):
+            return
         try:
             if run not in self._folders and (self._base / run / "manifest.json").exists():
                 await self._take_late(run, delivery)
                 return
             content = from_public(delivery.data, kind)
             if delivery.subject == self._subjects.run_status(run):
-                if not await self._take_status(Status.model_validate(content)):
-                    await delivery.nak(_ACK_WAIT)
+                wait = await self._take_status(Status.model_validate(content))
+                if wait:
+                    await self._hold(run, wait, delivery)
                     return
             elif delivery.subject.startswith(self._subjects.run_messages(run, "")):
                 (await self._folder(run)).add_messages(content)
             else:
                 (await self._folder(run)).add(content)
-        except (BusError, OSError):
+        except BusError:
             raise
+        except OSError as error:
+            if _is_of_all(error):
+                raise
+            await self._hold_bad(run, error, delivery)
+            return
         except Exception as error:  # one message must not stop the recording of all runs
             _log.error(
                 "a message of a run can't be read", subject=delivery.subject, error=str(error)
@@ -126,17 +154,63 @@ class RunRecorder:
                 await self._tell(run, folder, status.records, ended=status, manifest=manifest)
         await delivery.ack()
 
-    async def _take_status(self, status: Status) -> bool:
-        """Take a status; False: what it asks for could not be done, and is tried again later."""
+    async def _is_held(self, run: str, delivery: Delivery) -> bool:
+        """Whether a message is held back, since its run is, or others of it are to come first."""
+        held = self._held.get(run)
+        if held is None:
+            return False
+        wait = held.until - time.monotonic()
+        if wait <= 0:
+            if wait < -_ACK_WAIT:  # the first is gone: the run was deleted, say
+                held.sequences.clear()
+            held.sequences.discard(delivery.sequence)
+            if not held.sequences:
+                del self._held[run]
+                return False
+            if delivery.sequence < min(held.sequences):
+                return False
+            wait = _NEXT_AFTER
+        held.sequences.add(delivery.sequence)
+        await delivery.nak(wait)
+        return True
+
+    async def _hold(self, run: str, wait: float, *current: Delivery) -> None:
+        """Hold a run back: what is not written of it is not acknowledged, and comes again."""
+        self._folders.pop(run, None)
+        self._trying = ""
+        back = [*(delivery for name, delivery in self._unacknowledged if name == run), *current]
+        self._unacknowledged = [pair for pair in self._unacknowledged if pair[0] != run]
+        held = self._held.setdefault(run, _Held())
+        held.until = time.monotonic() + wait
+        for delivery in back:
+            held.sequences.add(delivery.sequence)
+            await delivery.nak(wait)
+
+    async def _hold_bad(self, run: str, error: OSError, *current: Delivery) -> None:
+        """Hold a run back whose folder can't be used, and have it paused; others go on."""
+        _log.error("a run's results can't be written", run=run, error=str(error))
+        await self._hold(run, _AGAIN_AFTER, *current)
+        # A folder that somebody has removed is made again.
+        if not isinstance(error, FileNotFoundError) and run not in self._pausing:
+            task = self._pause_runs([run], f"its results can't be written: {error}")
+            self._pausing[run] = asyncio.ensure_future(task)
+            self._pausing[run].add_done_callback(lambda _: self._pausing.pop(run, None))
+
+    async def _take_status(self, status: Status) -> float:
+        """Take a status.
+
+        Returns:
+            Seconds after which it is to come again, where what it asks for could not be done; or 0.
+        """
         if status.kind == "recorded":
-            return True
+            return 0
         folder = await self._folder(status.run)
         if status.kind == "ended" and (status.life or 1) < folder.life:
-            return True  # of a life that another has followed
+            return 0  # of a life that another has followed
         await asyncio.to_thread(folder.add_status, status)
-        return status.kind != "ended" or await self._finish(status.run, folder, status)
+        return await self._finish(status.run, folder, status) if status.kind == "ended" else 0
 
-    async def _finish(self, run: str, folder: RunFolder, ended: Status) -> bool:
+    async def _finish(self, run: str, folder: RunFolder, ended: Status) -> float:
         del self._folders[run]
         try:
             await self._fill(run, folder)
@@ -149,28 +223,22 @@ class RunRecorder:
             # It is tried again until there is room; who waits for the run need not wait as long.
             reason = f"{error}; it is tried again until that is mended"
             await self._tell(run, folder.path, folder.rows_written, reason, ended=ended)
-            raise
+            if _is_of_all(error):
+                raise
+            _log.error("a run's files can't be written", run=run, error=str(error))
+            return _AGAIN_AFTER
         except Exception as error:
             # One run's trouble must not stop the recording of others; its parts stay on disk.
             _log.exception("a run's files could not be written", run=run)
             reason = f"{type(error).__name__}: {error}"
             await self._tell(run, folder.path, folder.rows_written, reason, ended=ended)
-            await self._give_back(run)
-            return False
+            return _ACK_WAIT
         if manifest["missing"]:
             _log.error("records are missing", run=run, count=manifest["missing"])
         _log.info("run recorded", run=run, rows=folder.rows_written, folder=str(folder.path))
         rows = folder.rows_written
         await self._tell(run, folder.path, rows, ended=ended, manifest=manifest)
-        return True
-
-    async def _give_back(self, run: str) -> None:
-        """What was not written of a run is not acknowledged: it comes again after a while."""
-        self._folders.pop(run, None)
-        back = [delivery for name, delivery in self._unacknowledged if name == run]
-        self._unacknowledged = [pair for pair in self._unacknowledged if pair[0] != run]
-        for delivery in back:
-            await delivery.nak(_ACK_WAIT)
+        return 0
 
     async def _fill(self, run: str, folder: RunFolder) -> None:
         """Take what was on its way when a node of a cluster died.
@@ -268,11 +336,13 @@ class RunRecorder:
             waiting = folder.waiting
             try:
                 await asyncio.to_thread(folder.flush)
-            except OSError:
-                raise
+            except OSError as error:
+                if _is_of_all(error):
+                    raise
+                await self._hold_bad(run, error)
             except Exception:  # one run's trouble must not stop the recording of others
                 _log.exception("a run's records can't be written", run=run)
-                await self._give_back(run)
+                await self._hold(run, _ACK_WAIT)
             else:
                 self.rows += waiting
         deliveries, self._unacknowledged = self._unacknowledged, []
@@ -291,7 +361,7 @@ class RunRecorder:
                 _log.error("recording starts anew", error=f"{type(error).__name__}: {error}")
                 touched = [*self._folders, *([self._trying] if self._trying else [])]
                 self._forget()
-                if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+                if isinstance(error, OSError) and error.errno in _OF_ALL_RUNS:
                     await self._pause_runs(touched, f"its results can't be written: {error}")
                     await asyncio.sleep(_AGAIN_AFTER)
                 await asyncio.sleep(_ANEW_AFTER)
@@ -300,6 +370,8 @@ class RunRecorder:
         """Drop what is in memory: it is made again from what is on disk, and what comes again."""
         self._folders.clear()
         self._unacknowledged.clear()
+        self._held.clear()
+        self._trying = ""
 
     async def _record(self) -> None:
         """Record until told to stop, once nobody else does.
@@ -346,12 +418,17 @@ class RunRecorder:
                     patience=_TAKEN_WITHIN,  # it may just be beginning
                 )
             except (BusError, RemoteError):
+                if self._is_recorded(run):
+                    return  # it was mended meanwhile
                 told = f"{reason}; it is tried again until that is mended"
                 await self._tell(run, self._base / run, None, told, ended=None)
 
         for done in await asyncio.gather(*map(pause, runs), return_exceptions=True):
             if isinstance(done, Exception):
                 _log.warning("a run could not be told of its results", error=str(done))
+
+    def _is_recorded(self, run: str) -> bool:
+        return os.path.exists(self._base / run / "manifest.json")
 
     def stats(self) -> dict[str, Any]:
         """What is shown in STATS."""
@@ -375,10 +452,17 @@ class RunRecorder:
             raise PopulaceError(f"the recording has ended by itself: {why!r}") from why
         # It ends between two steps: cut short, a flush in its thread would be done twice.
         await asyncio.wait({follow}, timeout=30)
+        for pausing in self._pausing.values():
+            pausing.cancel()
         with contextlib.suppress(BusError):
             if self._unacknowledged:
                 await self._flush()
             await self._seat.give_back()
+
+
+def _is_of_all(error: OSError) -> bool:
+    """Whether a trouble is not that of one run's folder: the disk's, say, or the connection's."""
+    return error.errno in _OF_ALL_RUNS or isinstance(error, (TimeoutError, ConnectionError))
 
 
 def _known_since(manifest: dict[str, Any]) -> float:

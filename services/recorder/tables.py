@@ -15,17 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from populace.recorded import answers_schema, concat_answers, fit_answers
 from services.recorder.events import EventTable
-from services.recorder.messages import MessageTable, put_in_place, write_table
+from services.recorder.messages import (
+    MessageTable,
+    keep_rounds,
+    put_in_place,
+    read_part,
+    read_whole,
+    write_table,
+)
 from shared.errors import CodecError
-from shared.logs import get_logger
 from shared.messages.scenario import RoundRow, Status
-
-_log = get_logger(__name__)
 
 _TEXT = pa.string()
 SCHEMA = pa.schema(
@@ -111,12 +114,8 @@ class RunFolder:
         self._seen.clear()
         for file in sorted(self._parts.glob("*.parquet")):
             wanted = ["round", "population", "method", "call", "agent", "error", "backend"]
-            try:
-                table = pq.read_table(file, columns=wanted)
-            except (pa.ArrowInvalid, pa.ArrowTypeError) as why:
-                # What it held is read from the stream again when the run is over.
-                _log.error("a part of a run's results is damaged", file=str(file), error=str(why))
-                file.rename(file.with_suffix(".damaged"))
+            table = read_part(file, wanted)
+            if table is None:
                 continue
             columns = (table.column(name).to_pylist() for name in wanted)
             for round_number, population, method, call, agent, error, backend in zip(
@@ -137,10 +136,7 @@ class RunFolder:
         self.flush()
         self._messages.restore(round_number)
         for file in sorted(self._parts.glob("*.parquet")):
-            table = pq.read_table(file)
-            kept = table.filter(pc.field("round") <= round_number)
-            if kept.num_rows < table.num_rows:
-                write_table(kept, file)
+            keep_rounds(file, round_number)
         self._read_parts()
 
     @property
@@ -361,7 +357,7 @@ class RunFolder:
         target, draft = self.path / "answers.parquet", self.path / "answers.parquet.tmp"
         files = sorted(self._parts.glob("*.parquet"))
         if self.rows_written <= _SORT_UP_TO:
-            tables = [pq.read_table(f) for f in files]
+            tables = [read_whole(file) for file in files]
             whole = concat_answers(tables) if tables else SCHEMA.empty_table()
             whole = whole.sort_by(
                 [(name, "ascending") for name in ("round", "call", "population", "agent")]
@@ -371,7 +367,7 @@ class RunFolder:
             schema = answers_schema([pq.read_schema(file) for file in files])
             with pq.ParquetWriter(draft, schema, compression="zstd") as writer:
                 for file in files:
-                    writer.write_table(fit_answers(pq.read_table(file), schema))
+                    writer.write_table(fit_answers(read_whole(file), schema))
         put_in_place(draft, target)
 
     def _manifest(self, rounds: int) -> dict[str, Any]:

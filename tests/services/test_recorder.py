@@ -218,6 +218,49 @@ async def test_events_that_the_stream_has_lost_stay_on_disk(bus: Bus, tmp_path: 
     assert (manifest["events"], manifest["events_missing"]) == (4, 0)
 
 
+async def test_a_run_with_a_bad_folder_holds_up_nobody(bus: Bus, tmp_path: Path) -> None:
+    """It is tried again, in the order of what was told, and goes on when that is mended."""
+    in_the_way = tmp_path / "bad"
+    in_the_way.touch()
+    async with recording_of(bus, tmp_path) as recorder:
+        for number in (1, 2, 3):
+            await answer(bus, [1.0, 2.0], number, run="bad")
+        await play(bus, [1.0], "good")
+        await until_recorded(bus, "good")
+        (told,) = await until_recorded(bus, "bad")
+        assert "its results can't be written" in (told.reason or "")
+        assert str(in_the_way) in (told.reason or "")
+        await tell(bus, "restored", "bad", round=2, life=2)
+        await answer(bus, [4.0], 4, run="bad")
+        in_the_way.unlink()
+        await tell(bus, "ended", "bad", state="finished", records=5, life=2)
+        told = (await until_recorded(bus, "bad", times=2))[-1]
+        assert (told.reason, told.records) == (None, 4)
+        assert not recorder._held
+    # The fourth round's are of the first life: what was told in its order was taken in its order.
+    assert values_of(in_the_way) == [1.0, 2.0, 1.0, 2.0]
+
+
+async def test_a_folder_that_goes_bad_meanwhile(bus: Bus, tmp_path: Path) -> None:
+    async with recording_of(bus, tmp_path) as recorder:
+        await answer(bus, [1.0], 1, run="bad")
+        await wait_until(lambda: bool(list(tmp_path.glob("bad/answers.parts/*.parquet"))))
+        parts = tmp_path / "bad" / "answers.parts"
+        parts.rename(tmp_path / "kept")
+        parts.touch()
+        await answer(bus, [2.0], 2, run="bad")
+        await wait_until(lambda: "bad" in recorder._held)
+        await play(bus, [1.0], "good")
+        await until_recorded(bus, "good")
+        parts.unlink()
+        (tmp_path / "kept").rename(parts)
+        await tell(bus, "ended", "bad", state="finished", records=2)
+        async with asyncio.timeout(10):
+            while (await until_recorded(bus, "bad"))[-1].reason is not None:
+                await asyncio.sleep(0.01)
+    assert values_of(tmp_path / "bad") == [1.0, 2.0]
+
+
 class Instance:
     """A recorder on a connection of its own, which a test may kill."""
 

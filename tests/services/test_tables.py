@@ -223,3 +223,51 @@ def test_a_damaged_part_is_read_from_the_stream_again(tmp_path: Path) -> None:
     second.add(record([0], [1.0], fill=True))
     assert second.finish()["missing"] == 0
     assert [r["value"] for r in rows(tmp_path / "r")] == [1.0, 2.0]
+
+
+def damage(part: Path, column: str) -> None:
+    """Spoil the beginning of a column's first page."""
+    names = pq.read_schema(part).names
+    chunk = pq.read_metadata(part).row_group(0).column(names.index(column))
+    content = bytearray(part.read_bytes())
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    content[start : start + 20] = b"\xff" * 20
+    part.write_bytes(content)
+
+
+@pytest.mark.parametrize("column", ["agent", "value"])
+def test_a_damaged_page_is_put_aside(tmp_path: Path, column: str) -> None:
+    """One that is read when the folder is opened, and one that is only read at the end."""
+    first = RunFolder(tmp_path / "r", "r")
+    first.add(record([0], [1.0]))
+    first.flush()
+    first.add(record([1], [2.0]))
+    first.flush()
+    part = tmp_path / "r" / "answers.parts" / "000001.parquet"
+    damage(part, column)
+    second = RunFolder(tmp_path / "r", "r")
+    for status in statuses(2):
+        second.add_status(status)
+    if column == "value":
+        with pytest.raises(OSError, match="is damaged"):
+            second.finish()
+        second = RunFolder(tmp_path / "r", "r")  # as it is tried again
+    assert part.with_suffix(".damaged").exists()
+    assert second.missing == 1
+    second.add(record([0], [1.0], fill=True))
+    assert second.finish()["missing"] == 0
+    assert [r["value"] for r in rows(tmp_path / "r")] == [1.0, 2.0]
+
+
+def test_damaged_messages_are_put_aside(tmp_path: Path) -> None:
+    told = {"round": 1, "life": 1, "method": "say", "senders": ["a/0"], "receivers": ["a/1"]}
+    told |= {"arguments": [[[], {}]], "values": ["yes"], "errors": [None], "batch": "b1"}
+    first = RunFolder(tmp_path / "r", "r")
+    first.add_messages(told)
+    first.flush()
+    part = tmp_path / "r" / "messages.parts" / "000001.parquet"
+    damage(part, "batch")
+    second = RunFolder(tmp_path / "r", "r")
+    assert second.message_batches == 0
+    second.add_messages(told)
+    assert second.finish()["messages"] == 1
