@@ -20,9 +20,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from populace.recorded import writable
 from shared.bus import Bus
 from shared.codec import CONTENT_TYPE, JSON_TYPE, MSGPACK_TYPE, pack_plain, plain, to_json
-from shared.errors import BusError, PopulaceError
+from shared.errors import BusError, CodecError, PopulaceError
 from shared.logs import get_logger
 from shared.streams import append_patiently
 from shared.subjects import Subjects
@@ -57,7 +58,7 @@ class Recorder:
         """Store a batch of messages between agents; one that can't be is lost, with a word."""
         subject = self._subjects.run_messages(self._run, columns["round"])
         lists = ("senders", "receivers", "arguments", "values", "errors")
-        data = pack_plain(columns)
+        data = _packed(columns)
         if len(data) > self._bus.max_payload and len(columns["senders"]) > 1:
             half = len(columns["senders"]) // 2
             for name, cut in (("a", slice(0, half)), ("b", slice(half, None))):
@@ -72,7 +73,7 @@ class Recorder:
             _log.error("messages are not recorded", batch=columns["batch"], error=str(error))
 
     async def _store(self, columns: dict[str, Any]) -> None:
-        data = to_json(columns) if self._as_json else pack_plain(columns)
+        data = to_json(columns) if self._as_json else _packed(columns)
         if len(data) > self._bus.max_payload:
             await self._store_halves(columns, len(data))
             return
@@ -114,6 +115,13 @@ class Recorder:
                     and {k: v[start:stop] for k, v in columns["personas"].items()},
                 }
             )
+
+
+def _packed(columns: dict[str, Any]) -> bytes:
+    try:
+        return pack_plain(columns)
+    except CodecError:  # half a character in what a failure or an argument says, say
+        return pack_plain(writable(columns))
 
 
 def batch_of(

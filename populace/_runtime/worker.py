@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import hashlib
 import os
@@ -38,9 +39,10 @@ from populace.models.client import ModelClient
 from populace.models.kept import Part
 from populace.personas.people import load_people
 from populace.proxy import AgentProxy, register_proxies
+from populace.recorded import writable
 from shared.bus import Bus, Message, Subscription
 from shared.code import CodeLoader, import_path
-from shared.codec import Codec, from_public, plain
+from shared.codec import Codec, from_public, pack_plain, plain
 from shared.errors import (
     CodecError,
     InvalidInputError,
@@ -996,17 +998,38 @@ def _sort_out_unusable(group: Group, values: list[Any], errors: list[Any]) -> No
     """Turn answers that can't be recorded or summarised into failures, each by itself."""
     failed = {place for place, _ in errors}
     part = group.partial.field if group.partial is not None else None
+    problems: dict[int, list[str]] = {}
+    forms = list(values)
     for place, value in enumerate(values):
         if place in failed or (part is None and type(value) in _PLAIN):
             continue
-        problem = None
         try:
-            plain(value)
+            forms[place] = plain(value)
         except CodecError as error:
-            problem = ["CodecError", f"the answer: {error}", ""]
-        if problem is None and part is not None and not has_part(value, part):
-            problem = ["LookupError", f"the answer has no part named {part!r}", ""]
-        if problem is not None:
-            values[place] = None
-            errors.append([place, problem])
-            group.failed += 1
+            problems[place] = ["CodecError", f"the answer: {error}", ""]
+            forms[place] = None
+            continue
+        if part is not None and not has_part(value, part):
+            problems[place] = ["LookupError", f"the answer has no part named {part!r}", ""]
+    for place, reason in _unwritable(forms).items():
+        problems.setdefault(place, ["CodecError", f"the answer: {reason}", ""])
+    for place in sorted(problems):
+        values[place] = None
+        errors.append([place, problems[place]])
+        group.failed += 1
+    if _unwritable(errors):  # what a failure says may quote half a character
+        errors[:] = writable(errors)
+
+
+def _unwritable(forms: list[Any]) -> dict[int, str]:
+    """Which plain values can't be written after all (half a character, say), and why."""
+    with contextlib.suppress(CodecError):  # all at once: it is as good as never one of them
+        pack_plain(forms)
+        return {}
+    found = {}
+    for place, form in enumerate(forms):
+        try:
+            pack_plain(form)
+        except CodecError as error:
+            found[place] = str(error)
+    return found

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from services.recorder.messages import write_table
+from services.recorder.messages import column_of, write_table
 from shared.logs import get_logger
 
 _log = get_logger(__name__)
@@ -103,7 +103,7 @@ class EventTable:
         ]
         columns: list[Any] = list(zip(*rows, strict=True)) if rows else [[] for _ in SCHEMA]
         table = pa.table(
-            [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)],
+            [column_of(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)],
             schema=SCHEMA.with_metadata({_LIFE: str(life)}),
         )
         write_table(table, path)

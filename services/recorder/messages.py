@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from populace.recorded import writable
 from shared.errors import CodecError
 from shared.logs import get_logger
 
@@ -125,7 +127,7 @@ class MessageTable:
             return
         self._parts.mkdir(parents=True, exist_ok=True)
         table = pa.table(
-            [pa.array(c, f.type) for c, f in zip(self._columns, SCHEMA, strict=True)],
+            [column_of(c, f.type) for c, f in zip(self._columns, SCHEMA, strict=True)],
             schema=SCHEMA,
         )
         self._part += 1
@@ -194,6 +196,14 @@ def keep_rounds(file: Path, last: int) -> None:
     kept = table.filter(pc.field("round") <= last)
     if kept.num_rows < table.num_rows:
         write_table(kept, file)
+
+
+def column_of(cells: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
+    """Cells as a column; what texts hold that is no text is left out of them."""
+    try:
+        return pa.array(cells, kind)
+    except UnicodeEncodeError:
+        return pa.array([writable(cell) for cell in cells], kind)
 
 
 def write_table(table: pa.Table, path: Path) -> None:

@@ -21,6 +21,7 @@ from populace.recorded import answers_schema, concat_answers, fit_answers
 from services.recorder.events import EventTable
 from services.recorder.messages import (
     MessageTable,
+    column_of,
     keep_rounds,
     put_in_place,
     read_part,
@@ -308,7 +309,7 @@ class RunFolder:
         if not count:
             return
         table = pa.table(
-            [pa.array(c, f.type) for c, f in zip(self._columns, SCHEMA, strict=True)],
+            [column_of(c, f.type) for c, f in zip(self._columns, SCHEMA, strict=True)],
             schema=SCHEMA,
         )
         for name, cells in self._personas.items():
@@ -445,13 +446,13 @@ def put_aside(path: Path) -> Path:
 def _column(cells: list[Any]) -> pa.Array:
     """Values as a column; as texts, where an attribute's values are of several types."""
     try:
-        return pa.array(cells)
+        return column_of(cells)
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         texts = [
             c if c is None or isinstance(c, str) else json.dumps(c, ensure_ascii=False)
             for c in cells
         ]
-        return pa.array(texts, pa.string())
+        return column_of(texts, pa.string())
 
 
 def _persona_field(name: str, table: pa.Table) -> str:

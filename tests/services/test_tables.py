@@ -271,3 +271,23 @@ def test_damaged_messages_are_put_aside(tmp_path: Path) -> None:
     assert second.message_batches == 0
     second.add_messages(told)
     assert second.finish()["messages"] == 1
+
+
+def test_half_a_character(tmp_path: Path) -> None:
+    """A model's answer that was cut short, as JSON lets it through."""
+    half = "cut \ud83d"
+    folder = RunFolder(tmp_path / "r", "r")
+    personas = {"motto": [half, "whole \U0001f600"], "tags": [[half], ["x"]]}
+    folder.add(record([0, 1], [half, {half: [half]}], personas=personas))
+    folder.add(record([2], [None], errors=[[0, "Odd", half]]))
+    told = {"round": 1, "life": 1, "method": half, "senders": ["a/0"], "receivers": ["a/1"]}
+    told |= {"arguments": [[[half], {}]], "values": [half], "errors": [None], "batch": "b1"}
+    folder.add_messages(told)
+    folder.finish()
+    found = rows(tmp_path / "r")
+    assert [r["answer"] for r in found] == ["cut \ufffd", '{"cut \ufffd": ["cut \ufffd"]}', None]
+    assert found[2]["message"] == "cut \ufffd"
+    assert [r["motto"] for r in found] == ["cut \ufffd", "whole \U0001f600", None]
+    assert found[0]["tags"] == ["cut \ufffd"]
+    (said,) = pq.read_table(tmp_path / "r" / "messages.parquet").to_pylist()
+    assert said["answer"] == '"cut \ufffd"'
