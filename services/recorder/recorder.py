@@ -255,9 +255,10 @@ class RunRecorder:
                 statuses.append(Status.model_validate_json(message.data))
         restored = await asyncio.to_thread(folder.fill_statuses, statuses)
         await self._fill_messages(run, folder)
-        if not folder.missing and not restored:
+        if not folder.missing and not restored and not folder.cut_off:
             return
-        _log.warning("records are read again", run=run, count=folder.missing)
+        if folder.missing:
+            _log.warning("records are read again", run=run, count=folder.missing)
         async for message in self._bus.read(stream, (self._subjects.run_results(run),)):
             with contextlib.suppress(CodecError):  # said when it came first
                 kind = (message.headers or {}).get(CONTENT_TYPE)

@@ -198,11 +198,33 @@ class RunFolder:
 
     @property
     def missing(self) -> int:
-        """Records that the run has published, as its end says, and that are not here."""
+        """Records that the run has published, as its end says, and that are not here.
+
+        It counts whole rounds alone. Of one that was cut off in a round, some of that round's may
+        be here; they make up for none of another.
+        """
         ended = self._statuses.get("ended")
         if ended is None or ended.records is None:
             return 0
-        return max(0, ended.records - self.rows_written - len(self._columns[0]))
+        last = self._last_whole(ended.records) if self.cut_off else None
+        here = sum(
+            agents.count(1)
+            for (round_number, *_), agents in self._seen.items()
+            if last is None or round_number <= last
+        )
+        return max(0, ended.records - here)
+
+    def _last_whole(self, records: int) -> int:
+        """The last round that so many records hold as a whole."""
+        told = sum(row.answers + row.failed for row in self._rounds.values())
+        # Cut off as it was told of a round, a run has counted one more.
+        return max(self._rounds, default=0) + (records > told)
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the run ended in the middle: the records of a round may be there in part."""
+        ended = self._statuses.get("ended")
+        return ended is not None and ended.state != "finished"
 
     def add(self, record: dict[str, Any]) -> None:
         """Take a batch of records.

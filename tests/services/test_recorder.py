@@ -16,7 +16,7 @@ from populace._runtime.records import batch_of
 from populace.recorded import RecordedRun
 from services.recorder import recorder as recording
 from services.recorder.recorder import RunRecorder
-from shared.bus import Bus, MemoryBroker, NatsBus
+from shared.bus import Bus, Delivery, MemoryBroker, NatsBus
 from shared.codec import pack_plain
 from shared.errors import BusError, PopulaceError
 from shared.ids import is_token
@@ -216,6 +216,27 @@ async def test_events_that_the_stream_has_lost_stay_on_disk(bus: Bus, tmp_path: 
     ]
     manifest = json.loads((tmp_path / "r" / "manifest.json").read_text())
     assert (manifest["events"], manifest["events_missing"]) == (4, 0)
+
+
+async def test_what_a_cut_off_round_recorded_is_looked_for(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was on its way to the recorder when the run was cancelled."""
+    take = RunRecorder._take
+
+    async def take_some(recorder: RunRecorder, delivery: Delivery) -> None:
+        if delivery.subject != SUBJECTS.run_results("r", 2):
+            await take(recorder, delivery)
+
+    monkeypatch.setattr(RunRecorder, "_take", take_some)
+    async with recording_of(bus, tmp_path):
+        await tell(bus, "accepted")
+        await answer(bus, [1.0])
+        await tell(bus, "round_finished", row=RoundRow(round=1, answers=1, failed=0, values={}))
+        await answer(bus, [2.0], 2)
+        await tell(bus, "ended", state="cancelled", records=1)
+        await until_recorded(bus)
+    assert values_of(tmp_path / "r") == [1.0, 2.0]
 
 
 async def test_a_run_with_a_bad_folder_holds_up_nobody(bus: Bus, tmp_path: Path) -> None:

@@ -139,6 +139,25 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert folder.finish()["missing"] == 4
 
 
+@pytest.mark.parametrize(
+    ("state", "records", "missing"),
+    [("cancelled", 3, 1), ("finished", 3, 0), ("cancelled", 4, 0), ("cancelled", 5, 1)],
+)
+def test_a_round_that_was_cut_off_makes_up_for_none(
+    tmp_path: Path, state: Any, records: int, missing: int
+) -> None:
+    """The end tells of whole rounds alone; of the last, a round's own word may be lacking."""
+    folder = RunFolder(tmp_path / "r", "r")
+    folder.add(record([0, 1], [1, 2]))
+    folder.flush()
+    folder.add(record([0, 1], [1, 2], round_number=2))
+    told = statuses(3)
+    for status in (*told[:3], told[3].model_copy(update={"state": state, "records": records})):
+        folder.add_status(status)
+    assert folder.missing == missing
+    assert folder.finish()["missing"] == missing
+
+
 def test_an_empty_run(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "r", "r")
     folder.add_status(Status(kind="ended", run="r", state="failed", reason="because"))
