@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from services.recorder.messages import column_of, write_table
+from services.recorder.messages import column_of, json_text, write_table
 from shared.logs import get_logger
 
 _log = get_logger(__name__)
@@ -60,8 +59,8 @@ class EventTable:
             int(told["round"]),
             number,
             str(told["by"]) or None,
-            json.dumps(told["arguments"], ensure_ascii=False),
-            json.dumps(told["value"], ensure_ascii=False),
+            json_text(told["arguments"]),
+            json_text(told["value"]),
         )
 
     def read(self, path: Path, is_outdated: Callable[[int, int], bool]) -> None:

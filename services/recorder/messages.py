@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from populace.recorded import writable
+from shared.codec import to_json
 from shared.errors import CodecError
 from shared.logs import get_logger
 
@@ -113,8 +114,8 @@ class MessageTable:
                 sender,
                 receiver,
                 str(method),
-                json.dumps(arguments, ensure_ascii=False),
-                None if failure else json.dumps(value, ensure_ascii=False),
+                json_text(arguments),
+                None if failure else json_text(value),
                 failure,
                 batch,
             )
@@ -196,6 +197,14 @@ def keep_rounds(file: Path, last: int) -> None:
     kept = table.filter(pc.field("round") <= last)
     if kept.num_rows < table.num_rows:
         write_table(kept, file)
+
+
+def json_text(value: Any) -> str:
+    """JSON for a table's cell; numbers that JSON lacks become null, as on the wire."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(json.loads(to_json(value)), ensure_ascii=False)
 
 
 def column_of(cells: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:

@@ -22,6 +22,7 @@ from services.recorder.events import EventTable
 from services.recorder.messages import (
     MessageTable,
     column_of,
+    json_text,
     keep_rounds,
     put_in_place,
     read_part,
@@ -489,8 +490,9 @@ def _split(value: Any, field: str | None) -> tuple[float | None, str | None]:
     kind = type(value)
     number = _number(value.get(field) if field and kind is dict else value)
     if number is not None and kind is not dict:
-        return number, None
-    return number, value if kind is str else json.dumps(value, ensure_ascii=False)
+        # A whole number beyond what a float holds exactly is told as text, too.
+        return number, str(value) if kind is int and int(number) != value else None
+    return number, value if kind is str else json_text(value)
 
 
 def _number(value: Any) -> float | None:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from populace._runtime.records import batch_of
+from populace.recorded import RecordedRun, compare
 from services.recorder.tables import SCHEMA, RunFolder, reopen
 from shared.errors import CodecError
 from shared.messages.scenario import RoundRow, Status
@@ -310,3 +311,30 @@ def test_half_a_character(tmp_path: Path) -> None:
     assert found[0]["tags"] == ["cut \ufffd"]
     (said,) = pq.read_table(tmp_path / "r" / "messages.parquet").to_pylist()
     assert said["answer"] == '"cut \ufffd"'
+
+
+def test_whole_numbers_beyond_what_a_float_holds(tmp_path: Path) -> None:
+    found = []
+    for run, number in (("r", 2**53 + 1), ("s", 2**53)):
+        folder = RunFolder(tmp_path / run, run)
+        folder.add(record([0, 1, 2], [number, {"n": number}, 7], field="n"))
+        folder.finish()
+        found += rows(tmp_path / run)
+    assert [r["value"] for r in found] == [2.0**53, 2.0**53, 7.0] * 2
+    assert [r["answer"] for r in found] == [
+        *(str(2**53 + 1), f'{{"n": {2**53 + 1}}}', None),
+        *(None, f'{{"n": {2**53}}}', None),
+    ]
+    both = compare(RecordedRun(tmp_path / "r"), RecordedRun(tmp_path / "s"))
+    assert (both.equal, both.differing) == (1, 2)
+
+
+def test_numbers_that_json_lacks(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "r", "r")
+    odd = {"x": float("nan"), "y": [float("inf"), 1.5], "z": "é"}
+    folder.add(record([0, 1], [odd, float("inf")]))
+    folder.finish()
+    assert [r["answer"] for r in rows(tmp_path / "r")] == [
+        '{"x": null, "y": [null, 1.5], "z": "é"}',
+        None,
+    ]
