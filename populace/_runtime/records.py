@@ -51,6 +51,8 @@ class Recorder:
             PopulaceError: the stream would not take it, though it was tried for a while.
         """
         columns = {**columns, "run": self._run, "values": [plain(v) for v in columns["values"]]}
+        if self._as_json:
+            columns["personas"] = _plain_personas(columns["personas"])
         async with self._slots:
             await self._store(columns)
 
@@ -120,8 +122,22 @@ class Recorder:
 def _packed(columns: dict[str, Any]) -> bytes:
     try:
         return pack_plain(columns)
-    except CodecError:  # half a character in what a failure or an argument says, say
+    except CodecError:  # half a character in what is said, or an attribute of a rare type
+        if columns.get("personas"):
+            columns = {**columns, "personas": _plain_personas(columns["personas"])}
         return pack_plain(writable(columns))
+
+
+def _plain_personas(personas: dict[str, list[Any]] | None) -> dict[str, list[Any]] | None:
+    """Attributes in JSON's terms: dates as texts, say."""
+    return personas and {name: [_plain_cell(c) for c in cells] for name, cells in personas.items()}
+
+
+def _plain_cell(cell: Any) -> Any:
+    try:
+        return plain(cell)
+    except CodecError:
+        return str(cell)
 
 
 def batch_of(

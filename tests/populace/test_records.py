@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,3 +72,16 @@ async def test_half_a_character_in_a_failure(results_format: str) -> None:
     found = await stored(results_format, errors=[[1, "Odd", HALF]])
     assert found["values"] == [1.0, None]
     assert found["errors"][0][2].startswith("cut ")
+
+
+@pytest.mark.parametrize("results_format", ["json", "msgpack"])
+async def test_attributes_of_any_type(results_format: str) -> None:
+    """Those of personas are what their Parquet file holds."""
+    day = dt.date(1990, 5, 1)
+    found = await stored(results_format, personas={"born": [day, None], "tags": [[day], []]})
+    kept = str(day) if results_format == "json" else day
+    assert found["personas"] == {"born": [kept, None], "tags": [[kept], []]}
+    rare = [Decimal("1.50"), dt.time(7, 30)]
+    found = await stored(results_format, personas={"rare": rare})
+    assert found["personas"] == {"rare": ["1.50", "07:30:00"]}
+    assert found["values"] == [1.0, None]
