@@ -175,7 +175,7 @@ def fit_answers(table: pa.Table, schema: pa.Schema) -> pa.Table:
             continue
         column = table[one.name]
         if pa.types.is_nested(column.type) and column.type != one.type:
-            texts = [None if v is None else json.dumps(v) for v in column.to_pylist()]
+            texts = [None if v is None else json.dumps(v, default=str) for v in column.to_pylist()]
             column = pa.array(texts, pa.string())
         columns.append(column if column.type == one.type else column.cast(one.type))
     return pa.table(columns, schema=schema)

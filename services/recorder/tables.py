@@ -470,9 +470,9 @@ def _column(cells: list[Any]) -> pa.Array:
     """Values as a column; as texts, where an attribute's values are of several types."""
     try:
         return column_of(cells)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
+    except (pa.ArrowInvalid, TypeError, OverflowError):
         texts = [
-            c if c is None or isinstance(c, str) else json.dumps(c, ensure_ascii=False)
+            c if c is None or isinstance(c, str) else json.dumps(c, ensure_ascii=False, default=str)
             for c in cells
         ]
         return column_of(texts, pa.string())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import shutil
 from pathlib import Path
@@ -227,6 +228,44 @@ def test_attributes_of_two_types(tmp_path: Path) -> None:
     folder.add(record([0], [2], population="q", personas={"code": ["a"]}))
     folder.finish()
     assert [(r["value"], r["code"]) for r in rows(tmp_path / "r")] == [(1, "7"), (2, "a")]
+
+
+@pytest.mark.parametrize(
+    ("cells", "found"),
+    [
+        ([dt.date(2020, 1, 2), "x"], ['"2020-01-02"', "x"]),
+        ([2**64 - 1, -1], [str(2**64 - 1), "-1"]),
+        ([2**70, 1], [str(2**70), "1"]),
+        ([{"on": dt.date(2020, 1, 2)}, [1]], ['{"on": "2020-01-02"}', "[1]"]),
+    ],
+)
+def test_attributes_of_types_that_do_not_mix(
+    tmp_path: Path, cells: list[Any], found: list[str]
+) -> None:
+    folder = RunFolder(tmp_path / "r", "r")
+    folder.add(record([0, 1], [1, 2], personas={"odd": cells}))
+    folder.finish()
+    assert [r["odd"] for r in rows(tmp_path / "r")] == found
+
+
+@pytest.mark.parametrize(
+    ("cells", "found"),
+    [
+        ([2**64 - 1, -1], [str(2**64 - 1), "-1"]),
+        ([[dt.date(2020, 1, 2)], "x"], ['["2020-01-02"]', "x"]),
+        ([2**64 - 1, None], [str(2**64 - 1), None]),
+        ([1, 1.5], [1, 1.5]),
+    ],
+)
+def test_attributes_of_types_that_do_not_mix_in_two_parts(
+    tmp_path: Path, cells: list[Any], found: list[Any]
+) -> None:
+    folder = RunFolder(tmp_path / "r", "r")
+    for agent, cell in enumerate(cells):
+        folder.add(record([agent], [1], personas={"odd": [cell]}))
+        folder.flush()
+    folder.finish()
+    assert [r["odd"] for r in rows(tmp_path / "r")] == found
 
 
 def test_a_damaged_part_is_read_from_the_stream_again(tmp_path: Path) -> None:
