@@ -62,6 +62,14 @@ model did."""
 _SORT_UP_TO = 5_000_000
 """Rows that are put into order (round, population, agent) at the end; beyond, as they came."""
 
+_FOUND_OUT = frozenset(
+    {
+        *("run", "name", "state", "reason", "accepted", "started", "ended", "rounds"),
+        *("answers", "failed", "repeated", "missing", "backends", "scenario", "messages"),
+    }
+)
+"""What of a manifest follows from what was told of a run, and from its records."""
+
 _MOST_AGENTS = 1 << 30
 _NAME_LENGTH = 64
 """Letters that a run's name may have."""
@@ -398,6 +406,8 @@ class RunFolder:
         accepted, ended = self._statuses.get("accepted"), self._statuses.get("ended")
         started = self._statuses.get("started")
         told = (ended and ended.manifest) or (started and started.manifest) or {}
+        if self._life > 1:  # one that ended before it had begun again tells of the last one's
+            told = {**told, "life": max(int(told.get("life") or 1), self._life)}
         return {
             "run": self.run,
             "name": (accepted or ended or Status(kind="ended", run=self.run)).name,
@@ -443,12 +453,29 @@ def reopen(path: Path, run: str) -> None:
             time=manifest["accepted"] or 0.0,
             scenario=manifest["scenario"],
         ),
-        Status(kind="started", run=run, time=manifest["started"] or 0.0),
+        Status(
+            kind="started",
+            run=run,
+            time=manifest["started"] or 0.0,
+            manifest=_told_before(manifest),
+        ),
         *(Status(kind="round_finished", run=run, row=RoundRow.model_validate(r)) for r in rows),
     ]
     lines = [status.model_dump_json(exclude_none=True) + "\n" for status in told]
     (parts / "statuses.jsonl").write_text("".join(lines))
     (path / "manifest.json").unlink()
+
+
+def _told_before(manifest: dict[str, Any]) -> dict[str, Any] | None:
+    """What a run itself has told for its manifest: seed, models, usage.
+
+    It stands unless the run tells it anew: one may end before it has begun again.
+    """
+    told = {name: value for name, value in manifest.items() if name not in _FOUND_OUT}
+    # Counted here, where events are recorded; else the list of what was injected.
+    if "events_missing" in manifest:
+        told = {name: told[name] for name in told if name not in ("events", "events_missing")}
+    return told or None
 
 
 def put_aside(path: Path) -> Path:

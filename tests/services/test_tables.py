@@ -13,6 +13,7 @@ import pytest
 
 from populace._runtime.records import batch_of
 from populace.recorded import RecordedRun, compare
+from services.recorder.events import EventTable
 from services.recorder.tables import SCHEMA, RunFolder, reopen
 from shared.errors import CodecError
 from shared.messages.scenario import RoundRow, Status
@@ -377,3 +378,39 @@ def test_numbers_that_json_lacks(tmp_path: Path) -> None:
         '{"x": null, "y": [null, 1.5], "z": "é"}',
         None,
     ]
+
+
+def test_a_run_that_ends_before_it_has_begun_again(tmp_path: Path) -> None:
+    """What it told of itself before stays; what is counted is counted anew."""
+    folder = RunFolder(tmp_path / "r", "r")
+    folder.add(record([0], [1], backends=["one"]))
+    told = {"seed": 7, "usage": {"total": 3}, "life": 1, "events": [{"name": "flood"}]}
+    for status in statuses(1)[:3]:
+        folder.add_status(status)
+    ended = Status(kind="ended", run="r", state="cancelled", records=1, manifest=told)
+    folder.add_status(ended)
+    first = folder.finish()
+    for life in (2, 3):
+        reopen(tmp_path / "r", "r")
+        again = RunFolder(tmp_path / "r", "r")
+        again.add_status(Status(kind="restored", run="r", round=1, life=life))
+        again.add(record([life], [1], backends=["other"]))
+        again.add_status(Status(kind="ended", run="r", state="failed", reason="why", life=life))
+        second = again.finish()
+        assert (second["answers"], second["life"]) == (life, life)
+        assert (second["state"], second["reason"]) == ("failed", "why")
+        assert second["backends"] == ["one", "other"]
+        for name in ("accepted", "started", "scenario", "rounds", "seed", "usage", "events"):
+            assert second[name] == first[name]
+
+
+def test_events_that_were_counted_are_not_what_the_run_told(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "r", "r")
+    folder.add_status(Status(kind="ended", run="r", state="cancelled", manifest={"seed": 7}))
+    assert folder.finish(EventTable("r"))["events"] == 0
+    reopen(tmp_path / "r", "r")
+    again = RunFolder(tmp_path / "r", "r")
+    again.add_status(Status(kind="ended", run="r", state="cancelled"))
+    manifest = again.finish()
+    assert manifest["seed"] == 7
+    assert "events" not in manifest
