@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from shared.errors import InvalidInputError
 from shared.ids import check_token
@@ -78,6 +78,44 @@ class RecordedRun:
         except ValueError as error:
             raise InvalidInputError(f"{self.folder / name} can't be read: {error}") from None
 
+    def _files(self) -> list[Path]:
+        whole = self.folder / "answers.parquet"
+        return [whole] if whole.exists() else self._parts()
+
+    def write_csv(self, target: Path | BinaryIO) -> int:
+        """Write all answers as CSV; lists and mappings are JSON in their cells.
+
+        Args:
+            target: a file's path, or an open file.
+
+        Returns:
+            How many there are.
+
+        Raises:
+            InvalidInputError: the answers can't be read, or not be written so.
+            OSError: the file can't be written.
+        """
+        import pyarrow as pa
+        import pyarrow.csv
+        import pyarrow.parquet as pq
+
+        count = 0
+        try:
+            files = self._files()
+            whole = answers_schema([pq.read_schema(file) for file in files])
+            schema = pa.schema([_flat(one) for one in whole])
+            with pa.csv.CSVWriter(target, schema) as writer:
+                for file in files:
+                    with pq.ParquetFile(file) as parquet:
+                        for batch in parquet.iter_batches():
+                            writer.write_table(fit_answers(pa.Table.from_batches([batch]), schema))
+                            count += batch.num_rows
+        except pa.ArrowException as error:
+            raise InvalidInputError(
+                f"the answers of {self.run!r} can't be written as CSV: {error}"
+            ) from None
+        return count
+
     def to_arrow(self) -> pa.Table:
         """All answers: one row per agent, round and recorded call; see ``docs/results.md``.
 
@@ -87,10 +125,8 @@ class RecordedRun:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        whole = self.folder / "answers.parquet"
-        files = [whole] if whole.exists() else self._parts()
         try:
-            return concat_answers([pq.read_table(file) for file in files])
+            return concat_answers([pq.read_table(file) for file in self._files()])
         except (OSError, pa.ArrowException) as error:
             raise InvalidInputError(f"the answers of {self.run!r} can't be read: {error}") from None
 
@@ -179,6 +215,14 @@ def fit_answers(table: pa.Table, schema: pa.Schema) -> pa.Table:
             column = pa.array(texts, pa.string())
         columns.append(column if column.type == one.type else column.cast(one.type))
     return pa.table(columns, schema=schema)
+
+
+def _flat(one: pa.Field) -> pa.Field:
+    """The field as a cell of a table holds it: lists and mappings as JSON."""
+    import pyarrow as pa
+
+    flat = not (pa.types.is_dictionary(one.type) or pa.types.is_nested(one.type))
+    return one if flat else one.with_type(pa.string())
 
 
 def _library(name: str) -> Any:

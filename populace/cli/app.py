@@ -621,14 +621,12 @@ def results(
 
 
 def _write_csv(recorded: RecordedRun, path: Path) -> None:
-    from pyarrow import csv
-
     try:
         if str(path) == "-":
-            csv.write_csv(recorded.to_arrow(), sys.stdout.buffer)
+            recorded.write_csv(sys.stdout.buffer)
         else:
-            csv.write_csv(recorded.to_arrow(), path)
-            typer.echo(f"{path}: {recorded.to_arrow().num_rows:,} answers")
+            count = recorded.write_csv(path)
+            typer.echo(f"{path}: {count:,} answers")
     except BrokenPipeError:  # whoever reads has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:

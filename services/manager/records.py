@@ -11,12 +11,9 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet as pq
 from aiohttp import web
 
-from populace.recorded import Comparison, compare, deleted_folder, fit_answers, put_away, results
+from populace.recorded import Comparison, RecordedRun, compare, deleted_folder, put_away, results
 from populace.runs import forget_run
 from shared.errors import InvalidInputError
 from shared.ids import check_token
@@ -184,20 +181,10 @@ def _as_csv(folder: Path) -> Path:
         return target
     draft = folder / f"answers.csv.{time.monotonic_ns()}.tmp"
     try:
-        with pq.ParquetFile(source) as parquet:
-            schema = pa.schema([_flat(one) for one in parquet.schema_arrow])
-            with pa.csv.CSVWriter(draft, schema) as writer:
-                for batch in parquet.iter_batches():
-                    writer.write_table(fit_answers(pa.Table.from_batches([batch]), schema))
+        RecordedRun(folder).write_csv(draft)
         draft.rename(target)
-    except (OSError, pa.ArrowException) as error:
+    except OSError as error:
         raise InvalidInputError(f"the answers can't be written as CSV: {error}") from None
     finally:
         draft.unlink(missing_ok=True)
     return target
-
-
-def _flat(one: pa.Field) -> pa.Field:
-    """The field as a cell of a table holds it: lists and mappings as JSON."""
-    flat = not (pa.types.is_dictionary(one.type) or pa.types.is_nested(one.type))
-    return one if flat else one.with_type(pa.string())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from populace._runtime.records import batch_of
+from populace.cli.app import _write_csv
 from populace.recorded import RecordedRun, compare
 from services.recorder.events import EventTable
 from services.recorder.tables import SCHEMA, RunFolder, reopen
@@ -414,3 +418,35 @@ def test_events_that_were_counted_are_not_what_the_run_told(tmp_path: Path) -> N
     manifest = again.finish()
     assert manifest["seed"] == 7
     assert "events" not in manifest
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_lists_and_mappings_as_csv(tmp_path: Path, whole: bool) -> None:
+    """Also while the run is under way, from its parts."""
+    folder = RunFolder(tmp_path / "r", "r")
+    personas = {"tags": [["a", "b"], None], "home": [{"town": "Ulm"}, {"town": None}]}
+    folder.add(record([0, 1], ["=1+1", 2], personas=personas))
+    folder.flush()
+    folder.add(record([2], [3]))
+    folder.flush()
+    if whole:
+        folder.finish()
+    target = tmp_path / "all.csv"
+    assert RecordedRun(tmp_path / "r").write_csv(target) == 3
+    found = list(csv.DictReader(target.read_text().splitlines()))
+    assert [r["answer"] for r in found] == ["=1+1", "", ""]
+    assert [r["value"] for r in found] == ["", "2", "3"]
+    assert [r["tags"] for r in found] == ['["a", "b"]', "", ""]
+    assert json.loads(found[0]["home"]) == {"town": "Ulm"}
+
+
+def test_csv_for_who_has_seen_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path / "r", "r")
+    folder.add(record([0], ["x" * 1_000_000], personas={"tags": [["a"]]}))
+    folder.finish()
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        _write_csv(RecordedRun(tmp_path / "r"), Path("-"))
+        monkeypatch.undo()
