@@ -68,6 +68,7 @@ RECORDS: dict[str, Any] = {
         "models": {"anyOf": [{"type": "array"}, *_OR_NULL]},
         "field": {"anyOf": [{"type": "string"}, *_OR_NULL]},
         "backends": {"type": "array", "items": {"type": "string"}},
+        "backend_of": {"anyOf": [{"type": "array"}, *_OR_NULL]},
         "personas": {
             "anyOf": [{"type": "object", "additionalProperties": {"type": "array"}}, *_OR_NULL]
         },

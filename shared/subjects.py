@@ -309,6 +309,11 @@ class Subjects:
         return f"{self.prefix}-pools"
 
     @property
+    def bucket_recorder(self) -> str:
+        """Which recorder is at work."""
+        return f"{self.prefix}-recorder"
+
+    @property
     def bucket_placement(self) -> str:
         """``<run>.<population>`` to the shards of a population, their workers and epoch."""
         return f"{self.prefix}-placement"

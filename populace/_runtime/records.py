@@ -12,6 +12,7 @@ A batch is plain columns, so that a reader needs msgpack or JSON and nothing of 
      "seconds": [...] or None,
      "field": the part of each answer that is its number, or None,
      "backends": names of the model back ends that answered,
+     "backend_of": [names], where these are several; or None,
      "personas": {attribute: [values]} or None}
 """
 
@@ -112,6 +113,7 @@ class Recorder:
                     "tokens": columns["tokens"] and columns["tokens"][start:stop],
                     "tokens_out": columns["tokens_out"] and columns["tokens_out"][start:stop],
                     "models": columns["models"] and columns["models"][start:stop],
+                    "backend_of": columns["backend_of"] and columns["backend_of"][start:stop],
                     "seconds": columns["seconds"] and columns["seconds"][start:stop],
                     "personas": columns["personas"]
                     and {k: v[start:stop] for k, v in columns["personas"].items()},
@@ -157,6 +159,7 @@ def batch_of(
     seconds: list[float] | None = None,
     field: str | None = None,
     backends: list[str] | None = None,
+    backend_of: list[str | None] | None = None,
     personas: dict[str, list[Any]] | None = None,
 ) -> dict[str, Any]:
     """The columns of one batch; ``errors`` are ``[place, kind, message]``."""
@@ -176,5 +179,6 @@ def batch_of(
         "seconds": seconds,
         "field": field,
         "backends": backends or [],
+        "backend_of": backend_of,
         "personas": personas,
     }

@@ -839,6 +839,9 @@ class Worker:
             seconds=[round(s, 4) for s in seconds] if any(seconds) else None,
             field=group.record.get("field"),
             backends=sorted(group.backends),
+            backend_of=[c.backend or None if c else None for c in costs]
+            if len(group.backends) > 1
+            else None,
             personas=group.shard.persona_columns([indexes[p] for p in positions]),
         )
         task = asyncio.ensure_future(self._store(group, columns, row))

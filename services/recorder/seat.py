@@ -45,7 +45,7 @@ class Seat:
         self._renewed = 0.0
 
     async def _bucket(self) -> KeyValue:
-        return await self._bus.bucket(f"{self._subjects.prefix}-recorder")
+        return await self._bus.bucket(self._subjects.bucket_recorder)
 
     async def take(self, stopping: asyncio.Event) -> bool:
         """Take the seat, once nobody else has it.

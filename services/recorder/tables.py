@@ -280,6 +280,8 @@ class RunFolder:
         models = list(record.get("models") or [None] * len(agents))
         seconds = [s and float(s) for s in record["seconds"] or [None] * len(agents)]
         backend = ",".join(record["backends"]) or None
+        # Of a batch that several have answered each row tells its own.
+        backends = list(record.get("backend_of") or [backend] * len(agents))
         self._backends.update(record["backends"])
         personas = record.get("personas") or {}
         for name, cells in personas.items():
@@ -288,7 +290,7 @@ class RunFolder:
             if name not in self._personas:
                 self._personas[name] = [None] * len(self._columns[0])
         key = (round_number, population, method, call)
-        lengths = {len(c) for c in (agents, values, tokens, tokens_out, models, seconds)}
+        lengths = {len(c) for c in (agents, values, tokens, tokens_out, models, seconds, backends)}
         if len(lengths) > 1:
             raise ValueError("columns of different lengths")
         for place, agent in enumerate(agents):
@@ -315,7 +317,7 @@ class RunFolder:
                 tokens_out[place],
                 seconds[place],
                 models[place],
-                backend,
+                backends[place],
             )
             for column, cell in zip(self._columns, row, strict=True):
                 column.append(cell)

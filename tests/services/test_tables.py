@@ -450,3 +450,13 @@ def test_csv_for_who_has_seen_enough(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(sys, "stdout", gone)
         _write_csv(RecordedRun(tmp_path / "r"), Path("-"))
         monkeypatch.undo()
+
+
+def test_each_row_tells_what_answered_it(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "r", "r")
+    folder.add(record([0, 1, 2], [1, 2, 3], backends=["a", "b"], backend_of=["b", None, "a"]))
+    folder.add(record([3], [4], backends=["a"]))
+    for status in statuses(4):
+        folder.add_status(status)
+    assert folder.finish()["backends"] == ["a", "b"]
+    assert [r["backend"] for r in rows(tmp_path / "r")] == ["b", None, "a", "a"]
