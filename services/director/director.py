@@ -463,7 +463,12 @@ class Director:
             await self._take_up(spec, info)
             return
         ended = info.model_copy(
-            update={"state": "failed", "reason": "its director stopped while it was played"}
+            update={
+                "state": "failed",
+                "reason": "its director stopped while it was played",
+                # If its director merely hangs, the run is still played: whoever does so must stop.
+                "player": "",
+            }
         )
         if await take_over(self._bus, self._subjects, ended, info):
             await self._tell_end(ended)
