@@ -73,6 +73,7 @@ _ACCEPTING = 6.0
 _ACCEPTED_WITHIN = 90.0
 """Seconds for which a run that was accepted, and is not played, waits for its event."""
 _LOOK_EVERY, _LOOK_SHARE = 1.5, 10
+_PROBES_AT_ONCE = 32
 _MOST_TRIES = 3
 _LONGEST_EVENT = 256 << 10
 """Bytes: it is kept beside the scenario."""
@@ -436,14 +437,13 @@ class Director:
         bucket = None
         while True:
             began = time.monotonic()
+            reading = 0.0
             try:
                 bucket = bucket or await self._bus.bucket(self._subjects.bucket_runs)
-                alone: dict[str, RunInfo] = {}
-                for entry in await bucket.entries():
-                    info = RunInfo.model_validate_json(entry.value)
-                    if info.over or info.state == "paused" or await self._is_played(info.run):
-                        continue
-                    alone[info.run] = info
+                infos = [RunInfo.model_validate_json(e.value) for e in await bucket.entries()]
+                reading = time.monotonic() - began
+                alone = await self._alone(infos)
+                for info in alone.values():
                     # Twice, since its director's connection may be down for a moment.
                     before = missed.get(info.run)
                     if before is not None and before.life == info.life:
@@ -452,8 +452,22 @@ class Director:
             except Exception as error:  # whatever it was, runs must not be left alone
                 _log.warning("looking after runs starts anew", error=str(error))
                 bucket = None
-            # Where very many runs are on record, looking takes its time; it must not become all.
-            await asyncio.sleep(max(_LOOK_EVERY, _LOOK_SHARE * (time.monotonic() - began)))
+            # Where very many runs are on record, reading takes its time; it must not become all.
+            # Waiting for directors that hang is no work, and makes no other run wait longer.
+            await asyncio.sleep(max(_LOOK_EVERY, _LOOK_SHARE * reading))
+
+    async def _alone(self, infos: list[RunInfo]) -> dict[str, RunInfo]:
+        """Those of some runs for which no director answers, though they should be played."""
+        slots = asyncio.Semaphore(_PROBES_AT_ONCE)
+
+        async def is_played(run: str) -> bool:
+            async with slots:
+                return await self._is_played(run)
+
+        open_ones = [info for info in infos if not info.over and info.state != "paused"]
+        # All at once: each that hangs takes seconds to be known.
+        played = await asyncio.gather(*(is_played(info.run) for info in open_ones))
+        return {i.run: i for i, known in zip(open_ones, played, strict=True) if not known}
 
     async def _adopt(self, info: RunInfo) -> None:
         if info.state == "accepted" and time.time() - info.updated < _ACCEPTED_WITHIN:

@@ -42,3 +42,39 @@ async def test_a_run_that_is_given_up_is_not_played_on(director: Director) -> No
         await check_player(director._bus, director._subjects, theirs)
     with pytest.raises(SupersededError):
         await save_info(director._bus, director._subjects, theirs)
+
+
+async def test_runs_whose_director_hangs_are_found_at_once(
+    director: Director, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many they are: all are asked after together, and the wait delays no later look."""
+    count, clock = 20, 0.0
+    for number in range(count):
+        await played(director, f"r{number}")
+    together = asyncio.Barrier(count)
+
+    async def silent(run: str) -> bool:
+        nonlocal clock
+        await together.wait()
+        clock += 100.0
+        return False
+
+    adopted: list[str] = []
+    all_adopted = asyncio.Event()
+
+    async def adopt(info: RunInfo) -> None:
+        adopted.append(info.run)
+        if len(adopted) == count:
+            all_adopted.set()
+
+    monkeypatch.setattr(director, "_is_played", silent)
+    monkeypatch.setattr(director, "_adopt", adopt)
+    monkeypatch.setattr("services.director.director.time", SimpleNamespace(monotonic=lambda: clock))
+    monkeypatch.setattr("services.director.director._LOOK_EVERY", 0.0)
+    looking = asyncio.ensure_future(director._look_after_others())
+    try:
+        async with asyncio.timeout(20):
+            await all_adopted.wait()
+    finally:
+        looking.cancel()
+    assert sorted(adopted) == sorted(f"r{number}" for number in range(count))
