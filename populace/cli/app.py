@@ -55,8 +55,8 @@ from shared.errors import (
     NoRespondersError,
     PopulaceError,
 )
-from shared.ids import check_token, new_id
-from shared.messages.scenario import Budget, ManageRequest, ReplaySpec
+from shared.ids import check_token
+from shared.messages.scenario import Budget, ManageRequest
 from shared.problems import first_problem
 from shared.settings import Settings
 
@@ -516,32 +516,38 @@ def replay(
 ) -> None:
     """Play a run again from the answers that were kept of it; no model is asked.
 
-    Ends with 1 if an answer differs from what was recorded then.
+    Of a run that was not finished, the rounds that were. Ends with 1 if an answer differs from what
+    was recorded then.
     """
+    from populace.cli.replaying import FinishedRounds, replay_of
     from populace.recorded import compare, results
 
     settings = quiet_settings()
     recorded = results(run, settings)
     with services_up(settings, [], quiet=as_json):
 
-        async def work(bus: NatsBus) -> Outcome:
-            spec = await find_spec(bus, settings, run)
-            spec.run = new_id(f"{run[:40]}-again")
-            spec.replay = ReplaySpec(run=run, strict=strict)
-            spec.budget = None
-            return await play(bus, settings, spec, as_json)
+        async def work(bus: NatsBus) -> tuple[Outcome, int]:
+            info = await find_run(bus, settings, run)
+            rounds = 0 if info is None else info.rounds_done
+            spec = replay_of(await find_spec(bus, settings, run), run, rounds, strict=strict)
+            return await play(bus, settings, spec, as_json), rounds
 
-        outcome = asyncio.run(with_bus(settings, work))
-    if outcome.state != "finished" or outcome.unrecorded:
+        outcome, rounds = asyncio.run(with_bus(settings, work))
+    if outcome.unrecorded or (outcome.state != "finished" and not outcome.records):
         finish(outcome, as_json)
         return
-    found = compare(recorded, results(outcome.run, settings))
+    found = compare(FinishedRounds(recorded, rounds), results(outcome.run, settings))
     if as_json:
         told = {**show.outcome_json(outcome), "replay_of": run, "identical": found.identical}
         print_json({**told, "different": found.different})
     else:
         show.show_comparison(run, outcome.run, found)
-    if not found.identical:
+        if outcome.state != "finished":
+            why = f": {outcome.reason}" if outcome.reason else ""
+            show.complain(f"the run {outcome.run} is {outcome.state}{why}")
+    if outcome.state == "cancelled":
+        raise typer.Exit(INTERRUPTED)
+    if outcome.state != "finished" or not found.identical:
         raise typer.Exit(FAILED)
 
 

@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
 
+from populace.cli.replaying import FinishedRounds, replay_of
 from populace.cli.sweeping import Sweep, table
 from populace.errors import ScenarioError
 from populace.models.backends.scripted import _fill
 from populace.recorded import RecordedRun, compare, deleted_folder, put_away, results
-from populace.runs import Outcome, find_run, find_spec, forget_run
+from populace.runs import Outcome, control, find_run, find_spec, follow, forget_run, submit
 from populace.scenario_file import read_scenario
 from populace.sweep import read_sweep
 from services.recorder.events import EventTable
@@ -26,11 +27,11 @@ from services.recorder.tables import RunFolder, reopen
 from shared.bus import MemoryBroker, NatsBus
 from shared.codec import pack_plain
 from shared.errors import InvalidInputError
-from shared.messages.scenario import ReplaySpec, ScriptSpec, Status
+from shared.messages.scenario import ReplaySpec, ScenarioSpec, ScriptSpec, Status
 from shared.service import ServiceContext
 from shared.settings import Settings
 from shared.streams import ensure_streams
-from tests.conftest import ROOT, Services, unique
+from tests.conftest import ROOT, Services, unique, wait_until
 from tests.endpoint import Endpoint, answer
 from tests.services.test_recovery import diaries, respond
 from tests.services.test_runs import game, play
@@ -183,6 +184,37 @@ async def test_a_changed_prompt_is_named(
     more = await play_again(services, bus, first.run, strict=False, rounds=3)
     assert more.state == "failed"  # nobody has an answer in the third round
     assert "was never asked" in more.reason
+
+
+async def test_of_a_run_that_was_cut_off_finished_rounds_are_played_again(
+    services: Services, bus: NatsBus, endpoint: Endpoint
+) -> None:
+    """And so is what was played again."""
+    settings = services.settings()
+    endpoint.respond = respond
+    endpoint.delay = 0.02
+    fields = diaries(endpoint, agents={"count": 20, "workers": 2}, rounds=100)
+    run = await submit(bus, settings, ScenarioSpec.model_validate(fields))
+    await wait_until(lambda: len(endpoint.requests) > 70, 60, "the fourth round")
+    await control(bus, settings, run, "cancel")
+    async for _ in follow(bus, settings, run):
+        pass
+    asked = len(endpoint.requests)
+    for replayed in range(2):
+        info = await find_run(bus, settings, run)
+        assert info is not None
+        assert 3 <= info.rounds_done < 100
+        spec = replay_of(await find_spec(bus, settings, run), run, info.rounds_done, strict=True)
+        outcome = await play(services, spec.model_dump(mode="json", exclude_none=True))
+        assert (outcome.state, outcome.reason) == ("finished", ""), replayed
+        first = FinishedRounds(recorded(services, run), info.rounds_done)
+        found = compare(first, recorded(services, outcome.run))
+        assert found.identical
+        assert found.equal == 20 * info.rounds_done
+        run = outcome.run
+    assert len(endpoint.requests) == asked
+    with pytest.raises(InvalidInputError, match="has finished no round"):
+        replay_of(spec, run, 0, strict=False)
 
 
 async def test_events_and_messages_are_recorded_where_that_is_asked_for(services: Services) -> None:
