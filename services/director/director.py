@@ -221,7 +221,7 @@ class Director:
                 scenario=spec.model_dump(mode="json", exclude_none=True),
             ),
         )
-        await self._start(spec, info)
+        await self._start(spec, info, fresh=True)
         await delivery.ack()
 
     async def _is_played(self, run: str) -> bool:
@@ -255,8 +255,8 @@ class Director:
         )
 
     # Runs
-    async def _start(self, spec: ScenarioSpec, info: RunInfo) -> None:
-        order = RunOrder(spec=spec, info=info)
+    async def _start(self, spec: ScenarioSpec, info: RunInfo, *, fresh: bool) -> None:
+        order = RunOrder(spec=spec, info=info, fresh=fresh)
         process = await self._nursery.fork(info.player, order.model_dump_json())
         run = self._runs[info.run] = _Run(info, process)
         run.watch = asyncio.ensure_future(self._watch(run))
@@ -404,8 +404,17 @@ class Director:
         await self._take_up(spec, info)
         return True
 
-    async def _take_up(self, spec: ScenarioSpec, info: RunInfo) -> bool:
-        """Play a run that nobody plays any more from its last committed round."""
+    async def _take_up(self, spec: ScenarioSpec, info: RunInfo, *, fresh: bool = False) -> bool:
+        """Play a run that nobody plays any more from its last committed round.
+
+        Args:
+            spec: the run's scenario.
+            info: its state as it was read.
+            fresh: whether it was never begun, so that it begins as new ones do.
+
+        Returns:
+            Whether no other director was quicker.
+        """
         mine = info.model_copy(
             update={
                 "life": info.life + 1,
@@ -417,12 +426,12 @@ class Director:
             }
         )
         if not await take_over(self._bus, self._subjects, mine, info):
-            return False  # another director was quicker
+            return False
         _log.warning("a run is taken up again", run=info.run, life=mine.life)
         before = self._runs.pop(info.run, None)
         if before is not None and before.control is not None:
             await before.control.unsubscribe()
-        await self._start(spec, mine)
+        await self._start(spec, mine, fresh=fresh)
         return True
 
     async def _tell_paused(self, info: RunInfo) -> None:
@@ -526,9 +535,8 @@ class Director:
                 f"the run {request.run!r} has finished its {info.rounds_done} rounds; say how many "
                 "it is to have (--rounds)"
             )
-        if await last_commit(self._bus, self._subjects, request.run) is None and (
-            info.rounds_done or info.over
-        ):
+        fresh = await last_commit(self._bus, self._subjects, request.run) is None
+        if fresh and info.rounds_done:  # else there is nothing to lose: it begins with its setup
             raise InvalidInputError(
                 f"nothing is kept of the run {request.run!r} to go on from; run its scenario again"
             )
@@ -536,7 +544,7 @@ class Director:
             spec.budget = request.budget
         await save_spec(self._bus, self._subjects, spec)
         self._tries.pop(request.run, None)
-        if not await self._take_up(spec, info):
+        if not await self._take_up(spec, info, fresh=fresh):
             raise InvalidInputError(f"the run {request.run!r} was changed meanwhile; try again")
         return ControlReply(state="running")
 

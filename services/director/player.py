@@ -97,6 +97,8 @@ class RunOrder(BaseModel):
 
     spec: ScenarioSpec
     info: RunInfo
+    fresh: bool = False
+    """Whether nothing was ever played of it, as far as is known: its models must be there, then."""
 
 
 class Run:
@@ -107,6 +109,7 @@ class Run:
         self._subjects = settings.subjects
         self._spec = order.spec
         self._info = order.info
+        self._fresh = order.fresh
         self._bus = bus
         self._records: int | None = None
         self._manifest: dict[str, Any] = {}
@@ -297,7 +300,7 @@ class Run:
         try:
             await self._check_models()
         except ScenarioError as error:
-            if self._info.life == 1:
+            if self._fresh:
                 raise
             # It was there before, and may take its time to come back: prompts wait for it.
             _log.warning("a model is not there yet", run=self._info.run, error=str(error))

@@ -19,8 +19,10 @@ from populace.errors import ScenarioError
 from populace.models.backends.scripted import _fill
 from populace.recorded import RecordedRun, compare, deleted_folder, put_away, results
 from populace.runs import Outcome, control, find_run, find_spec, follow, forget_run, submit
-from populace.scenario_file import read_scenario
-from populace.sweep import read_sweep
+from populace.scenario_file import ScenarioFile, read_scenario
+from populace.sweep import SweepRun, SweepSpec, read_sweep
+from populace.yaml_file import YamlFile
+from services.director.announce import save_spec
 from services.recorder.events import EventTable
 from services.recorder.recorder import RunRecorder
 from services.recorder.tables import RunFolder, reopen
@@ -376,6 +378,40 @@ async def test_a_sweep_is_played_and_not_repeated(
         info = await find_run(bus, settings, run.name)
         assert info is not None
         assert info.life == 1
+
+
+async def test_a_sweep_goes_on_with_runs_whose_endpoint_was_away(
+    services: Services, bus: NatsBus, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """They failed before anything was played; the same command plays them, under their names."""
+    fields = diaries(endpoint, agents={"count": 6, "workers": 1}, rounds=2)
+    away = ScenarioSpec.model_validate(fields)
+    model = away.models["default"]
+    there = model.base_url
+    path = tmp_path / "scenario.yaml"
+    path.write_text("name: diaries\n")
+    file = ScenarioFile(YamlFile(path, "a scenario", ScenarioError), away)
+    run = SweepRun(unique("s"), "", {}, {}, file)
+    away.run = run.name
+    model.base_url = "http://127.0.0.1:9"
+    sweep = SweepSpec(name="s", scenario="scenario.yaml", grid={"seed": [1]})
+
+    async def play_it() -> dict[str, Any]:
+        playing = Sweep(bus, services.settings(), sweep, [run], quiet=True)
+        assert await playing.play()
+        (row,) = playing.rows()
+        return row
+
+    for _ in range(2):  # while it is away, the run fails, and soon
+        row = await play_it()
+        assert row["state"] == "failed"
+        assert "can't be reached" in row["reason"]
+    model.base_url = there
+    await save_spec(bus, services.settings().subjects, away)
+    endpoint.respond = respond
+    row = await play_it()
+    assert (row["state"], row["rounds"], row["answers"]) == ("finished", 2, 12)
+    assert recorded(services, run.name).to_arrow().num_rows == 12
 
 
 async def test_runs_of_a_sweep_spend_one_budget(
