@@ -111,7 +111,8 @@ class Codec:
             code, plain = _BIG_INT, str(value)
         elif cls is set or cls is frozenset:
             code = _SET if cls is set else _FROZENSET
-            plain = list(value)
+            # Sorted, so that equal sets are equal bytes, whatever their order in this process.
+            plain = sorted(value, key=self.pack)
         elif isinstance(value, dt.datetime):
             code, plain = _DATETIME, value.isoformat()
         elif isinstance(value, dt.date):

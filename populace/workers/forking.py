@@ -69,6 +69,10 @@ class Forked:
                 self.ready.set_result(why or f"it ended with code {code}")
 
 
+HASH_SEED = "PYTHONHASHSEED"
+"""The environment variable from which the order of sets of texts follows, and ``hash``."""
+
+
 class Nursery:
     """Starts a nursery when it is first needed, and again if it dies, and follows what it says.
 
@@ -102,7 +106,9 @@ class Nursery:
                 self._module,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                env=self._environment,
+                # A choice of the user's stands. Else what agents do must not follow from what is
+                # chance, and another in each process.
+                env={HASH_SEED: "0", **(self._environment or os.environ)},
             )
             self._children = {}
             follow = self._follow(self._process, self._children)
