@@ -588,12 +588,17 @@ class Stage(Shard):
         """Do again what the journal says was done, and go on from there.
 
         Raises:
-            BusError: the journal can't be read.
+            BusError: the journal can't be read, or its beginning has gone.
         """
         worker = self.worker
         mark = f"{worker.id}/{self.path}/{self.epoch}"
         await self._append([worker.codec.pack([TAKEOVER, mark])])
         rows = await self._read_journal(mark)
+        if rows and not any(_begins(row) for _, row in rows):
+            raise BusError(
+                f"the environment {self.path!r} can't be taken over: its journal has lost its "
+                "beginning, as the broker keeps the latest of all journals alone"
+            )
         # Not in here: calls may not run inside a Task, and this is one.
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_soon(self._do_again, rows, over)
@@ -629,6 +634,8 @@ class Stage(Shard):
             if (number, lot) != last:
                 last, lots = (number, lot), lots + 1
             if count > 1:
+                if len(parts) < part:
+                    continue  # of a row whose beginning has gone
                 parts = [*(parts if part else []), packed[0]]
                 if part < count - 1:
                     continue
@@ -722,6 +729,11 @@ class Stage(Shard):
             return
         self._remember(round_number, tuple(key), (rest[0], rest[1]))
         self._release(0)
+
+
+def _begins(row: list[Any]) -> bool:
+    """Whether an environment can be made by a row of its journal."""
+    return bool(row[0] == SNAPSHOT or (row[0] == CALL and row[2] == CREATE))
 
 
 def _random_of(environment: Environment) -> list[int] | None:

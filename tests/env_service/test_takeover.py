@@ -7,9 +7,11 @@ import subprocess
 from typing import Any
 
 import psutil
+import pytest
 
 import populace
 from populace import Event
+from populace.errors import WorkerLostError
 from populace.world import open_world
 from shared.bus import NatsBus
 from tests.conftest import Services, unique, wait_until
@@ -93,6 +95,21 @@ async def test_what_is_restored(
     async with asyncio.timeout(20):
         assert await last == 6
     assert await asyncio.gather(*meeting) == [6, 6]
+
+
+async def test_a_journal_without_its_beginning(distributed: populace.World) -> None:
+    """The broker has dropped the oldest: what follows from the rest alone never was."""
+    table = await distributed.environment(Table, "table")
+    await table.note("x")
+    bus, subjects = distributed._bus, distributed._subjects
+    here = await bus.append(subjects.env_journal(distributed.run, "elsewhere"), b"")
+    await table.note("y")
+    pid = await table.pid()
+    journal = subjects.env_journal(distributed.run, "table")
+    await bus.purge(subjects.stream_journal, journal, before=here)
+    psutil.Process(pid).kill()
+    with pytest.raises(WorkerLostError, match="its journal has lost its beginning"):
+        await asyncio.wait_for(table.seen(), 60)
 
 
 async def test_a_repeated_call_takes_effect_once(world: populace.World) -> None:
