@@ -11,7 +11,7 @@ from typing import Any
 from populace.events import ANY, Condition, Event, matches
 from shared.bus import Bus, Consumer, Delivery, Message, Subscription
 from shared.codec import from_public, pack_plain, to_json
-from shared.errors import BusError, InvalidInputError
+from shared.errors import BusError, CodecError, InvalidInputError
 from shared.logs import get_logger
 from shared.messages.control import ListenRequest, Rule
 from shared.service import ask
@@ -196,6 +196,11 @@ class Listening:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.warning("a listener raised", error=f"{type(error).__name__}: {error}")
 
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a durable listener has ended", error=f"{type(error).__name__}: {error}")
+
     def _fresh(self, listener: Listener, event: Event) -> bool:
         if listener.removed or event.life < self._life:
             return False
@@ -237,7 +242,7 @@ class Listening:
         self._durable.append((listener, consumer))
         task = asyncio.ensure_future(self._follow(consumer, listener, deliver, condition))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
 
         async def end() -> None:
             task.cancel()
@@ -278,17 +283,24 @@ class Listening:
     ) -> None:
         while not listener.removed:
             for delivery in await consumer.fetch(1, _WAIT):
-                told = from_public(delivery.data)
-                try:
-                    wanted = condition is None or condition.holds(told)
-                except InvalidInputError as error:
-                    _log.warning("a listener's condition fails", error=str(error))
-                    wanted = False
-                event = Event.from_plain(told)
+                event = self._read(delivery.data, condition)
                 # One after the other, and acknowledged only when it was handled.
-                if wanted and self._fresh(listener, event):
+                if event is not None and self._fresh(listener, event):
                     await self._handle(delivery, deliver(event))
                 await delivery.ack()
+
+    @staticmethod
+    def _read(data: bytes, condition: Condition | None) -> Event | None:
+        """An event; None if it is not wanted, or none that can be read."""
+        try:
+            told = from_public(data)
+            event = Event.from_plain(told)
+            return event if condition is None or condition.holds(told) else None
+        except InvalidInputError as error:
+            _log.warning("a listener's condition fails", error=str(error))
+        except (CodecError, TypeError) as error:
+            _log.warning("an event can't be read", error=str(error))
+        return None
 
     @staticmethod
     async def _handle(delivery: Delivery, handling: Coroutine[Any, Any, None]) -> None:
@@ -297,15 +309,17 @@ class Listening:
         try:
             while not (await asyncio.wait({task}, timeout=_HANDLING / 3))[0]:
                 await delivery.in_progress()
-            if (error := task.exception()) is not None:
-                _log.warning("a listener raised", error=f"{type(error).__name__}: {error}")
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # of this listener; not of what its handler waits for
             if task.done():
                 await delivery.ack()
             else:
                 task.cancel()
                 await delivery.nak()  # whoever next listens under the name gets it at once
             raise
+        if task.cancelled():
+            _log.warning("a listener raised", error="CancelledError: what it awaited was cancelled")
+        elif (error := task.exception()) is not None:
+            _log.warning("a listener raised", error=f"{type(error).__name__}: {error}")
 
     async def close(self) -> None:
         """End all; durable ones keep their place."""
