@@ -60,11 +60,17 @@ class Commit:
 
     Args:
         round_number: the last round that it holds; 0: the setup.
-        content: what the owner wrote down.
+        life: which life of the run made it.
+        owner: where what the owner wrote down lies.
+        content: what that was.
     """
 
-    def __init__(self, round_number: int, content: dict[str, Any]) -> None:
+    def __init__(
+        self, round_number: int, life: int, owner: SavedPart, content: dict[str, Any]
+    ) -> None:
         self.round = round_number
+        self.life = life
+        self.owner = owner
         self.rows = [RoundRow.model_validate(row) for row in content["rows"]]
         self.records: int = content["records"]
         self.world: dict[str, Any] = content["world"]
@@ -84,8 +90,9 @@ async def last_commit(bus: Bus, subjects: Subjects, run: str) -> Commit | None:
         return None
     told = from_public(found.data)
     store = StateStore(bus, subjects, run, 0)
-    data = await store.read(_OWNER, SavedPart.model_validate(told["owner"]))
-    return Commit(told["round"], from_public(data))
+    owner = SavedPart.model_validate(told["owner"])
+    data = await store.read(_OWNER, owner)
+    return Commit(told["round"], told["life"], owner, from_public(data))
 
 
 async def drop_commits(bus: Bus, subjects: Subjects, run: str) -> None:
@@ -112,6 +119,10 @@ class Commits:
         self._codec = state_codec(world, scenario)
         self._store = StateStore(world._bus, world._subjects, world.run, world.life)
         self._owner: SavedPart | None = None
+        self._earlier = range(1, world.life)
+        """Lives that may have written down the next round, and did not come to commit it."""
+        self._remains: list[str] = []
+        """Subjects of what those left."""
         self._cleaning: asyncio.Task[None] | None = None
 
     async def commit(self, round_number: int, rows: list[RoundRow], records: int) -> None:
@@ -144,9 +155,17 @@ class Commits:
         sequence = await patiently(append, "committing a round")
         # From here on the round has happened; what it replaces can go, while the next one begins.
         await self.close()
+        # Only with the next commit: a life that merely stood still may commit this round, too.
+        remains, self._remains = self._remains, self._left_of(round_number)
         self._cleaning = asyncio.ensure_future(
-            self._clean(round_number, sequence, before, world.replaced())
+            self._clean(round_number, sequence, before, world.replaced(), remains)
         )
+
+    def _left_of(self, round_number: int) -> list[str]:
+        """Subjects of what earlier lives left of a round, which this one has just committed."""
+        lives, self._earlier = self._earlier, range(0)
+        world = self._world
+        return [world._subjects.run_state(world.run, round_number, f"{n}.>") for n in lives]
 
     async def _clean(
         self,
@@ -154,6 +173,7 @@ class Commits:
         sequence: int,
         owner: SavedPart | None,
         replaced: list[tuple[str, SavedPart]],
+        remains: list[str],
     ) -> None:
         """Remove what a commit has replaced."""
         world = self._world
@@ -165,6 +185,8 @@ class Commits:
                 await self._store.drop(_OWNER, owner)
             for name, part in replaced:
                 await self._store.drop(name, part)
+            for subject in remains:
+                await world._bus.purge(states, subject)
             # What was finished within a round that is committed is part of its state.
             await world._bus.purge(states, subjects.run_finished(world.run, round_number))
         except BusError as error:  # it takes up room, and does no harm
@@ -181,6 +203,8 @@ class Commits:
         Raises:
             PopulaceError: that is not possible.
         """
+        self._owner = commit.owner
+        self._earlier = range(commit.life, self._world.life)
         await self._world.take_up(commit.world)
         scenario = self._scenario
         self._world._takes_up = True
