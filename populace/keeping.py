@@ -53,6 +53,7 @@ class _Kept:
     worker: str
     members: Population | None = None
     epoch: int = 1
+    made: bool = False
 
     @property
     def shard(self) -> str:
@@ -158,6 +159,7 @@ class Keeping:
         try:
             await self._open(kept)
             await world._caller.call(kept.shard, 0, path, CREATE, args, kwargs)
+            kept.made = True
         except BaseException as error:
             del self._kept[path]
             await self._close(kept)
@@ -210,6 +212,8 @@ class Keeping:
         await asyncio.gather(
             *(self._open(one, parts.get(one.shard)) for one in self._kept.values())
         )
+        for one in self._kept.values():
+            one.made = one.shard in parts
 
     async def _open(self, kept: _Kept, saved: SavedPart | None = None) -> None:
         world = self._world
@@ -220,6 +224,7 @@ class Keeping:
             folder=kept.folder,
             size=1,
             epoch=kept.epoch,
+            made=kept.made,
             owner=world._bus.process,
             saved=saved,
             members=None if kept.members is None else kept.members.name,

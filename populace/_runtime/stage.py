@@ -584,8 +584,11 @@ class Stage(Shard):
         await asyncio.gather(*sends)
 
     # Taking over
-    async def take_over(self) -> None:
+    async def take_over(self, *, made: bool) -> None:
         """Do again what the journal says was done, and go on from there.
+
+        Args:
+            made: whether the environment was made, as far as its owner knows.
 
         Raises:
             BusError: the journal can't be read, or its beginning has gone.
@@ -594,7 +597,7 @@ class Stage(Shard):
         mark = f"{worker.id}/{self.path}/{self.epoch}"
         await self._append([worker.codec.pack([TAKEOVER, mark])])
         rows = await self._read_journal(mark)
-        if rows and not any(_begins(row) for _, row in rows):
+        if (rows or made) and not any(_begins(row) for _, row in rows):
             raise BusError(
                 f"the environment {self.path!r} can't be taken over: its journal has lost its "
                 "beginning, as the broker keeps the latest of all journals alone"

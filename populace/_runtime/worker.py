@@ -260,7 +260,7 @@ class Worker:
         if request.saved is not None:
             await stage.take_up(await self._states.read(request.shard, request.saved))
         elif request.epoch > 1:
-            await stage.take_over()
+            await stage.take_over(made=request.made)
         self._shards[request.shard] = stage
         await self._listen_for_calls(stage)
         return ShardOpened(shard=request.shard)

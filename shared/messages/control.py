@@ -208,6 +208,8 @@ class OpenShard(BaseModel):
     member_count: int = 0
     epoch: int = 0
     """For an environment: 1, and one more each time that it is taken over."""
+    made: bool = False
+    """For an environment: whether it was made, so that its journal says how."""
     saved: SavedPart | None = None
     """Where its state lies, if it is opened as it was at the end of a round."""
     owner: str = ""
