@@ -258,6 +258,20 @@ def test_run_does_it_all_and_leaves_nothing(shell: Shell) -> None:
     assert {p.name for p in folder.iterdir()} == {"answers.parquet", "manifest.json", "rounds.json"}
 
 
+def test_a_run_is_played_again(shell: Shell) -> None:
+    code, _, err = shell.run("run", DUMMY, "--agents", "20", "--rounds", "2")
+    assert code == 0, err
+    (run,) = (folder.name for folder in (shell.folder / "runs").iterdir())
+    code, out, err = shell.run("replay", run)
+    assert code == 0, err
+    assert re.search(r"all 40 answers are the same", out)
+    (again,) = (f.name for f in (shell.folder / "runs").iterdir() if f.name != run)
+    code, out, err = shell.run("replay", again, "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert (told["replay_of"], told["identical"], told["rounds"]) == (again, True, 2)
+
+
 @pytest.mark.slow
 def test_a_taken_port_is_no_trouble(shell: Shell) -> None:
     import socket
