@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from populace.play import FINISH
 from populace.recorded import RecordedRun
 from shared.errors import InvalidInputError
 from shared.ids import new_id
@@ -30,7 +31,9 @@ class FinishedRounds(RecordedRun):
         import pyarrow.compute as pc
 
         table = super().to_arrow()
-        return table.filter(pc.less_equal(table["round"], self._rounds))
+        # What was asked at the end, in a round of its own, is of a finished run.
+        kept = pc.or_(pc.less_equal(table["round"], self._rounds), pc.equal(table["round"], FINISH))
+        return table.filter(kept)
 
 
 def replay_of(spec: ScenarioSpec, run: str, rounds: int, *, strict: bool) -> ScenarioSpec:
