@@ -15,6 +15,7 @@ from populace.errors import RunBrokenError, ScenarioError, StateError
 from populace.injections import Injections
 from populace.scenario import Scenario
 from populace.world import World
+from shared.codec import writable
 from shared.errors import BusError, PopulaceError
 from shared.logs import get_logger
 from shared.messages.scenario import RoundRow, Status
@@ -231,8 +232,8 @@ class Player:
             answers=answered,
             failed=failed,
             failures=dict(sorted(failures.items())),
-            example=example[:500],
-            values=self._scenario._recorded,
+            example=writable(example[:500]),
+            values=writable(self._scenario._recorded),
             tokens=tokens,
             seconds=round(seconds, 3),
         )

@@ -246,20 +246,6 @@ def results(run: str, settings: Settings | None = None) -> RecordedRun:
     return RecordedRun(settings.runs_dir / check_token(run, "the run's name"))
 
 
-def writable(value: Any) -> Any:
-    """A plain value whose texts can be written: of halves of characters a mark is left.
-
-    Models cut answers short within a character, and JSON lets such a half through.
-    """
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {writable(key): writable(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [writable(part) for part in value]
-    return value
-
-
 def deleted_folder(folder: Path) -> Path:
     """What the folder of a run is called while the run is being deleted."""
     return folder.with_name(f".{folder.name}.deleted")

@@ -259,6 +259,20 @@ def pack_plain(value: Any) -> bytes:
     return _PLAIN.pack(value)
 
 
+def writable(value: Any) -> Any:
+    """A plain value whose texts can be written: of halves of characters a mark is left.
+
+    Models cut answers short within a character, and JSON lets such a half through.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {writable(key): writable(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [writable(part) for part in value]
+    return value
+
+
 def to_json(value: Any) -> bytes:
     """Compact JSON bytes. Numbers that JSON lacks (NaN, infinities) become null."""
     try:

@@ -21,9 +21,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from populace.recorded import writable
 from shared.bus import Bus
-from shared.codec import CONTENT_TYPE, JSON_TYPE, MSGPACK_TYPE, pack_plain, plain, to_json
+from shared.codec import CONTENT_TYPE, JSON_TYPE, MSGPACK_TYPE, pack_plain, plain, to_json, writable
 from shared.errors import BusError, CodecError, PopulaceError
 from shared.logs import get_logger
 from shared.streams import append_patiently

@@ -39,10 +39,9 @@ from populace.models.client import ModelClient
 from populace.models.kept import Part
 from populace.personas.people import load_people
 from populace.proxy import AgentProxy, register_proxies
-from populace.recorded import writable
 from shared.bus import Bus, Message, Subscription
 from shared.code import CodeLoader, import_path
-from shared.codec import Codec, from_public, pack_plain, plain
+from shared.codec import Codec, from_public, pack_plain, plain, writable
 from shared.errors import (
     CodecError,
     InvalidInputError,

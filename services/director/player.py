@@ -54,6 +54,7 @@ from services.director.announce import (
 from shared import __version__
 from shared.bus import Message, NatsBus
 from shared.code import CodeLoader
+from shared.codec import writable
 from shared.collector import settle_collector
 from shared.errors import BusError, RemoteError
 from shared.ids import new_id
@@ -582,7 +583,7 @@ def _git_commit(folder: Path) -> str:
 
 def _described(error: Exception) -> str:
     """An exception as one sentence, with the place in the scenario's own code."""
-    text = " ".join(str(error).split())
+    text = writable(" ".join(str(error).split()))
     where = ""
     for frame in traceback.extract_tb(error.__traceback__):
         if Path(frame.filename).parts[-2:-1] not in (("populace",), ("director",)):

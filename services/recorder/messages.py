@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from populace.recorded import writable
-from shared.codec import to_json
+from shared.codec import to_json, writable
 from shared.errors import CodecError
 from shared.logs import get_logger
 

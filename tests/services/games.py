@@ -52,6 +52,11 @@ class Game(Scenario):
         self.members = await self.population(Member, self.params.pause, name="members")
 
     async def round(self, n: int) -> None:
+        if self.params.raises == "half":
+            self.record(said="half \ud83d")
+            if n == 2:
+                raise RuntimeError("half \ud83d")
+            return
         if self.params.raises == f"round {n}":
             raise RuntimeError("the board fell over")
         if self.params.ask:

@@ -461,3 +461,11 @@ async def test_a_cancel_after_a_pause_counts(services: Services) -> None:
         while (info := await find_run(bus, settings, run)) is None or info.state != "cancelled":
             await asyncio.sleep(0.02)
     await bus.drain()
+
+
+async def test_half_a_character_harms_no_status(services: Services) -> None:
+    """Models cut answers short; scenarios record them, and raise with them."""
+    outcome = await play(services, game(params={"raises": "half"}))
+    assert outcome.state == "failed"
+    assert "RuntimeError: half \ufffd (games.py" in outcome.reason
+    assert [row.values for row in outcome.rows] == [{"said": "half \ufffd"}]

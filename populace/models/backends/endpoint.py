@@ -15,6 +15,7 @@ import orjson
 from yarl import URL
 
 from populace.models.context import estimate_messages, estimate_tokens
+from shared.codec import writable
 from shared.messages.model import ModelRequest, ModelResponse
 
 _JSON = "application/json"
@@ -423,9 +424,7 @@ def _loads(text: bytes) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        loose = json.dumps(json.loads(text), ensure_ascii=False)
-        whole = loose.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return json.loads(whole)
+        return writable(json.loads(text))
 
 
 def _retry_after(told: str | None) -> float:
