@@ -311,7 +311,7 @@ class SharedBudget(BudgetStore):
         return True
 
 
-_LOST_AFTER = 20.0
+_LOST_AFTER = 40.0
 HEARTBEAT = 5.0
 """Seconds after which a keeper with requests under way tells of itself, whatever happens."""
 _AGAIN = 0.25

@@ -197,7 +197,8 @@ class RateLimiter:
             while self._times and self._times[0] < time.time() - self._every:
                 del self._times[0]  # it was given back, and nobody took it
             if not self._times:
-                self._times = await self._take_times()
+                taken = await self._take_times()
+                self._times = sorted([*self._times, *taken])  # some may have been given back
             at = self._times.pop(0)
         if self._token_every:
             owed, self._owed = self._owed, 0

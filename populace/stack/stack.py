@@ -106,7 +106,7 @@ def up(settings: Settings, *, page: bool = False) -> StackRecord:
     Raises:
         AlreadyUpError: a stack runs here already, and nothing of it is missing.
         BusUnavailableError: the broker that is set can't be reached.
-        PopulaceError: something did not start; nothing is left running.
+        PopulaceError: something did not start; nothing that was begun is left running.
     """
     with _alone(settings):
         record = read_record(settings)
@@ -138,8 +138,14 @@ def _mend(settings: Settings, record: StackRecord, more: dict[str, str]) -> Stac
             f"Populace is up here already, on {record.nats_url}; see 'populace status', or "
             "stop it with 'populace down'"
         )
-    record.processes = alive
-    return _start(settings, record, missing)
+    record.processes = list(alive)
+    try:
+        return _start(settings, record, missing)
+    except BaseException:
+        processes.end_recorded([p for p in record.processes if p not in alive], _STOP_WITHIN)
+        record.processes = alive
+        write_record(settings, record)
+        raise
 
 
 def _start(settings: Settings, record: StackRecord, services: dict[str, str]) -> StackRecord:

@@ -55,7 +55,7 @@ _REMEMBER = 30.0
 _REMEMBER_BYTES = 64 << 20
 _LATENCIES = 2000
 _HAND_ON_AFTER = 0.1
-_READ_AGAIN = 1.0
+_READ_AGAIN, _READ_TRIES = 1.0, 20
 _FETCH_WITHIN = 0.5
 """Seconds that one look into the queue may take; a service that is to stop waits for it."""
 
@@ -288,7 +288,7 @@ class Pool:
             if asks and await server.peers.hold(self.name, lot.delivery.sequence, lot.repeated):
                 _log.info("prompts came again that are in other hands", pool=self.name)
                 return None
-            while lot.repeated:
+            for _ in range(_READ_TRIES * lot.repeated):
                 try:
                     return await self._without_kept(lot, requests)
                 except BusError as error:
@@ -297,6 +297,8 @@ class Pool:
                 if not self._wanted(lot, 0, paid=False):
                     return None
                 await asyncio.sleep(_READ_AGAIN)
+            if lot.repeated:
+                return None  # it comes again, perhaps to another; others need its slots
         except Exception:  # whatever it was, its slots must not stay taken
             _log.exception("prompts can't be looked after", pool=self.name, run=lot.run)
             return None
@@ -504,7 +506,8 @@ class Pool:
                     await self._keep(out)
                 except CodecError:  # one of them can't be packed
                     out = [(lot, request, _passable(response)) for lot, request, response in out]
-                    await self._keep(out)
+                    with contextlib.suppress(CodecError):
+                        await self._keep(out)
                 except Exception:
                     _log.exception("answers could not be kept", pool=self.name)
                 finally:
@@ -551,7 +554,10 @@ class Pool:
         if len(by_run) == 1:
             await keep(*next(iter(by_run.items())))
         else:
-            await asyncio.gather(*(keep(run, pairs) for run, pairs in by_run.items()))
+            keeping = (keep(run, pairs) for run, pairs in by_run.items())
+            for raised in await asyncio.gather(*keeping, return_exceptions=True):
+                if raised is not None:  # once all have ended
+                    raise raised
 
     async def _count(self, runs: set[str]) -> None:
         """Write the accounts down before the answers leave: whoever has one finds it counted."""

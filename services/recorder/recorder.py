@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import heapq
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from services.recorder.events import EventTable
-from services.recorder.seat import Seat, SeatLostError
+from services.recorder.seat import Seat, SeatLostError, writing
 from services.recorder.tables import RunFolder, put_aside, reopen
 from shared.bus import Delivery
 from shared.codec import CONTENT_TYPE, JSON_TYPE, from_public
@@ -38,6 +39,7 @@ _AGAIN_AFTER = 3.0
 _ANEW_AFTER = 1.0
 _TAKEN_WITHIN = 3.0
 _NEXT_AFTER = 0.2
+_END_WITHIN = 30.0
 
 _OF_ALL_RUNS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE}
@@ -51,6 +53,21 @@ class _Held:
 
     until: float = 0.0
     sequences: set[int] = field(default_factory=set)
+    order: list[int] = field(default_factory=list)
+    """A heap of them, and of some that have come by now."""
+
+    def add(self, sequence: int) -> None:
+        """Hold one more."""
+        if sequence not in self.sequences:
+            self.sequences.add(sequence)
+            heapq.heappush(self.order, sequence)
+
+    @property
+    def first(self) -> int:
+        """The first of those that are held; there is one."""
+        while self.order[0] not in self.sequences:
+            heapq.heappop(self.order)
+        return self.order[0]
 
 
 class RunRecorder:
@@ -136,7 +153,7 @@ class RunRecorder:
             manifest = json.loads((folder / "manifest.json").read_text())
             if status.kind == "accepted" and status.time > _known_since(manifest):
                 await self._seat.renew()
-                aside = await asyncio.to_thread(put_aside, folder)
+                aside = await asyncio.to_thread(writing, self._base, put_aside, folder)
                 _log.warning(
                     "another run has the name of a recorded one, whose files are kept aside",
                     run=run,
@@ -147,7 +164,7 @@ class RunRecorder:
             begun = (status.life or 1) > int(manifest.get("life") or 1)
             if status.kind == "restored" and begun:  # it was over, and goes on
                 await self._seat.renew()
-                await asyncio.to_thread(reopen, folder, run)
+                await asyncio.to_thread(writing, self._base, reopen, folder, run)
                 await self._take(delivery)
                 return
             if status.kind == "ended":  # and perhaps "recorded" was never told
@@ -167,10 +184,10 @@ class RunRecorder:
             if not held.sequences:
                 del self._held[run]
                 return False
-            if delivery.sequence < min(held.sequences):
+            if delivery.sequence < held.first:
                 return False
-            wait = _NEXT_AFTER
-        held.sequences.add(delivery.sequence)
+            wait = min(_AGAIN_AFTER, _NEXT_AFTER * (1 + len(held.sequences) / 200))
+        held.add(delivery.sequence)
         await delivery.nak(wait)
         return True
 
@@ -183,7 +200,7 @@ class RunRecorder:
         held = self._held.setdefault(run, _Held())
         held.until = time.monotonic() + wait
         for delivery in back:
-            held.sequences.add(delivery.sequence)
+            held.add(delivery.sequence)
             await delivery.nak(wait)
 
     async def _hold_bad(self, run: str, error: OSError, *current: Delivery) -> None:
@@ -216,7 +233,7 @@ class RunRecorder:
             await self._fill(run, folder)
             events = await self._events_of(run, folder) if folder.wants_events else None
             await self._seat.renew()
-            manifest = await asyncio.to_thread(folder.finish, events)
+            manifest = await asyncio.to_thread(writing, self._base, folder.finish, events)
         except SeatLostError:
             raise
         except OSError as error:
@@ -336,7 +353,7 @@ class RunRecorder:
         for run, folder in list(self._folders.items()):
             waiting = folder.waiting
             try:
-                await asyncio.to_thread(folder.flush)
+                await asyncio.to_thread(writing, self._base, folder.flush)
             except OSError as error:
                 if _is_of_all(error):
                     raise
@@ -452,7 +469,10 @@ class RunRecorder:
             why = None if follow.cancelled() else follow.exception()
             raise PopulaceError(f"the recording has ended by itself: {why!r}") from why
         # It ends between two steps: cut short, a flush in its thread would be done twice.
-        await asyncio.wait({follow}, timeout=30)
+        await asyncio.wait({follow}, timeout=_END_WITHIN)
+        if not follow.done():
+            _log.error("the recorder ends in the middle of its work; the next one does it again")
+            return
         for pausing in self._pausing.values():
             pausing.cancel()
         with contextlib.suppress(BusError):

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import os
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 from shared.bus import Bus, Entry, KeyValue
 from shared.errors import BusError, BusTimeoutError, NoRespondersError, RevisionConflictError
@@ -18,11 +23,47 @@ from shared.subjects import Subjects
 
 _log = get_logger(__name__)
 
+Result = TypeVar("Result")
+
+_LOCKED_WITHIN, _LOCKED_AGAIN = 60.0, 0.05
 _KEY = "recorder"
 _RENEW_EVERY = 1.0
 _LOOK_EVERY = 0.5
 _ANSWER_WITHIN = 1.0
 _ASK_AGAIN_AFTER = 0.3
+
+
+def writing(base: Path, work: Callable[..., Result], *arguments: Any) -> Result:
+    """Do something to runs' folders while no other process does; in a thread.
+
+    The seat says whose turn it is to begin. This is for what has begun and takes long: a recorder
+    that was told to stop, or whose connection broke, may still be at it when another has the seat.
+
+    Args:
+        base: where the folders are.
+        work: what is to be done.
+        arguments: its own.
+
+    Raises:
+        OSError: another process does not end, or the folder can't be used.
+    """
+    base.mkdir(parents=True, exist_ok=True)
+    lock = os.open(base, os.O_RDONLY)
+    try:
+        deadline = time.monotonic() + _LOCKED_WITHIN
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOCKED_AGAIN)
+            except OSError:
+                break  # a file system without locks: the seat must do
+        return work(*arguments)
+    finally:
+        os.close(lock)
 
 
 class SeatLostError(BusError):

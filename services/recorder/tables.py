@@ -77,6 +77,10 @@ _NAME_LENGTH = 64
 _Row = tuple[Any, ...]
 
 
+class FolderChangedError(FileNotFoundError):
+    """A folder is not as it was left here: another process has written to it."""
+
+
 class RunFolder:
     """Collects one run's records and writes its files.
 
@@ -349,7 +353,10 @@ class RunFolder:
             table = table.append_column(_persona_field(name, table), _column(cells))
         self._personas = {}
         self._part += 1
-        write_table(table, self._parts / f"{self._part:06d}.parquet")
+        file = self._parts / f"{self._part:06d}.parquet"
+        if file.exists():
+            raise FolderChangedError(f"another recorder has written {str(file)!r}")
+        write_table(table, file)
         self._columns = [[] for _ in SCHEMA]
         self.rows_written += count
 
@@ -402,6 +409,13 @@ class RunFolder:
             with pq.ParquetWriter(draft, schema, compression="zstd") as writer:
                 for file in files:
                     writer.write_table(fit_answers(read_whole(file), schema))
+        count = pq.read_metadata(draft).num_rows
+        if count != self.rows_written:
+            draft.unlink()
+            raise FolderChangedError(
+                f"another recorder has changed {str(self._parts)!r}: it holds {count:,} records, "
+                f"not {self.rows_written:,}"
+            )
         put_in_place(draft, target)
 
     def _manifest(self, rounds: int) -> dict[str, Any]:

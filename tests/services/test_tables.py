@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import datetime as dt
 import json
 import os
 import shutil
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from populace._runtime.records import batch_of
 from populace.cli.app import _write_csv
 from populace.recorded import RecordedRun, compare
 from services.recorder.events import EventTable
-from services.recorder.tables import SCHEMA, RunFolder, reopen
+from services.recorder.seat import writing
+from services.recorder.tables import SCHEMA, FolderChangedError, RunFolder, reopen
 from shared.errors import CodecError
 from shared.messages.scenario import RoundRow, Status
 
@@ -460,3 +463,37 @@ def test_each_row_tells_what_answered_it(tmp_path: Path) -> None:
         folder.add_status(status)
     assert folder.finish()["backends"] == ["a", "b"]
     assert [r["backend"] for r in rows(tmp_path / "r")] == ["b", None, "a", "a"]
+
+
+def test_a_folder_that_another_process_writes_to_is_left_as_it_is(tmp_path: Path) -> None:
+    """A recorder whose connection broke may still be at it when another has its place."""
+    one, two = RunFolder(tmp_path / "r", "r"), RunFolder(tmp_path / "r", "r")
+    for folder in (one, two):
+        folder.add(record([0, 1], [1, 2]))
+    for status in statuses(2):
+        one.add_status(status)
+    one.flush()
+    with pytest.raises(FolderChangedError):
+        two.flush()
+    late = RunFolder(tmp_path / "r", "r")
+    one.finish()
+    with pytest.raises(OSError, match="answers"):
+        late.finish()
+    assert [r["value"] for r in rows(tmp_path / "r")] == [1.0, 2.0]
+
+
+async def test_one_process_alone_writes(tmp_path: Path) -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def slow() -> str:
+        begun.set()
+        assert over.wait(10)
+        return "slow"
+
+    first = asyncio.ensure_future(asyncio.to_thread(writing, tmp_path / "runs", slow))
+    assert await asyncio.to_thread(begun.wait, 10)
+    second = asyncio.ensure_future(asyncio.to_thread(writing, tmp_path / "runs", over.is_set))
+    done, _ = await asyncio.wait({second}, timeout=0.3)
+    assert not done
+    over.set()
+    assert (await first, await second) == ("slow", True)

@@ -158,6 +158,7 @@ class Endpoint:
 
     async def _ask(self, session: aiohttp.ClientSession, request: ModelRequest) -> ModelResponse:
         # A payload of its own kind spares aiohttp the search for one.
+        length = self._length
         body = aiohttp.BytesPayload(orjson.dumps(self._body(request)), content_type=_JSON)
         try:
             async with session.post(self._chat, data=body) as reply:
@@ -169,7 +170,8 @@ class Endpoint:
                     self._limited_since = None
                     self.answered_at = time.monotonic()
                 else:
-                    return self._refused(request, reply, text.decode("utf-8", "replace"))
+                    said = text.decode("utf-8", "replace")
+                    return self._refused(request, reply, said, length)
             content = _loads(text)
         except aiohttp.ConnectionTimeoutError as error:  # before it could be asked anything
             return self._is_down(request, error)
@@ -247,7 +249,7 @@ class Endpoint:
         return body
 
     def _refused(
-        self, request: ModelRequest, reply: aiohttp.ClientResponse, text: str
+        self, request: ModelRequest, reply: aiohttp.ClientResponse, text: str, length: str
     ) -> ModelResponse:
         said = " ".join(text.split())[:_MESSAGE_LIMIT]
         message = f"{self.url} answered {reply.status} {reply.reason}: {said}"
@@ -269,7 +271,7 @@ class Endpoint:
             if limit > self._most_taken:  # else it was read wrongly: more than that was taken
                 self.context = response.details["limit"] = limit
             return response
-        if reply.status == 400 and _NEWER in text and self._length != _NEWER:
+        if reply.status == 400 and _NEWER in text and length != _NEWER:  # of several at once, too
             self._length = _NEWER
             return self.failed(request, "refused", message, 0.0)
         return self.failed(request, "refused", message)

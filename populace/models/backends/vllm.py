@@ -27,21 +27,25 @@ _RESTARTS, _RESTARTS_WITHIN = 3, 600.0
 _INSTALL = "pip install 'populace[vllm]' where the model service runs"
 
 
+_LONG = 600.0
+"""Seconds: an engine with a full batch takes minutes for long answers."""
+
+
 class VllmBackend(Backend):
     """Starts an ``AsyncLLM`` and asks it.
 
     Args:
         spec: ``model`` is a name or a path as vLLM takes it, ``engine`` arguments of its engine.
-        timeout: seconds for one request, where ``spec`` names none.
+        timeout: seconds for one request, where ``spec`` names none; at least ten minutes.
     """
 
-    def __init__(self, spec: ModelSpec, timeout: float = 600.0) -> None:
+    def __init__(self, spec: ModelSpec, timeout: float = 0.0) -> None:
         assert spec.model is not None
         self.name = f"vllm:{spec.model.rstrip('/').rpartition('/')[2]}"
         self.slots = spec.concurrency or int(spec.engine.get("max_num_seqs", _SLOTS))
         self._model = spec.model
         self._arguments = {"enable_prefix_caching": True, **spec.engine}
-        self._timeout = spec.timeout or timeout
+        self._timeout = spec.timeout or max(_LONG, timeout)
         self._engine: Any = None
         self._tokenizer: Any = None
         self._vllm: Any = None

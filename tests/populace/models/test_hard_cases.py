@@ -527,9 +527,12 @@ async def test_endpoints_that_want_other_fields(endpoint: Endpoint) -> None:
 
     endpoint.respond = respond
     one = await serving_of(endpoint, extra={"top_p": None, "reasoning_effort": "low"})
-    found = [await one.serve(prompt(max_tokens=40), "r", Terms()) for _ in range(2)]
-    assert [r.text for r in found] == ["fine", "fine"]
-    assert len(endpoint.requests) == 3
+    endpoint.delay = 0.05  # so that several have left before the first is refused
+    asked = (one.serve(prompt(max_tokens=40), "r", Terms()) for _ in range(8))
+    assert [r.text for r in await asyncio.gather(*asked)] == ["fine"] * 8
+    assert len(endpoint.requests) == 16
+    assert (await one.serve(prompt(max_tokens=40), "r", Terms())).text == "fine"
+    assert len(endpoint.requests) == 17
     last = endpoint.requests[-1]
     assert (last["max_completion_tokens"], last["reasoning_effort"]) == (40, "low")
     assert "top_p" not in last
