@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -259,7 +259,10 @@ class QueuedModels(ModelClient):
         """Begin to receive answers."""
         self._subscription = await self._bus.subscribe(self._inbox, self._receive)
         self._bus.on_event(self._event)
-        task = asyncio.ensure_future(self._watch())
+        self._begin(self._watch())
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -388,9 +391,7 @@ class QueuedModels(ModelClient):
             self._away_since = None
             if not self._asked:
                 return
-            task = asyncio.ensure_future(self._recover(away))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin(self._recover(away))
 
     async def _recover(self, away: float) -> None:
         """The connection broke and is back: answers that came meanwhile are lost, but kept."""
@@ -487,9 +488,7 @@ class QueuedModels(ModelClient):
         for pool, requests in queues.items():
             step = self._per_message[pool]
             for start in range(0, len(requests), step):
-                task = asyncio.ensure_future(self._publish(pool, requests[start : start + step]))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._begin(self._publish(pool, requests[start : start + step]))
 
     async def _publish(self, pool: str, requests: list[ModelRequest]) -> None:
         rows = [r.columns() for r in requests if r.number in self._waiting]

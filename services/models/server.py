@@ -11,7 +11,7 @@ import contextlib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from populace.models.accounts import KEPT_FOR, BudgetKeeper, SharedBudget
@@ -68,7 +68,7 @@ class ModelServer:
         """Runs that have ended, and in which life; their prompts need no answer."""
         self._ending: OrderedDict[str, int] = OrderedDict()
         """Runs that ask nothing more, and the life in which: what is under way is still counted."""
-        self._telling: set[asyncio.Task[None]] = set()
+        self._beside: set[asyncio.Task[None]] = set()
         self.gone: OrderedDict[tuple[str, int], None] = OrderedDict()
         """Prompts, by inbox and number, for whose answers nobody waits any more."""
         self.lives: dict[str, int] = {}
@@ -170,6 +170,12 @@ class ModelServer:
         if self.over.get(run, life) < life:
             del self.over[run]
 
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done beside all else."""
+        task = asyncio.ensure_future(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
     def is_over(self, run: str, life: int) -> bool:
         """Whether nobody waits for answers that this life of a run has asked for."""
         if life <= max(self.over.get(run, 0), self._ending.get(run, 0)):
@@ -183,9 +189,7 @@ class ModelServer:
         self._ending[run] = int(told["life"])
         while len(self._ending) > _REMEMBERED_RUNS:
             self._ending.popitem(last=False)
-        task = asyncio.ensure_future(self._tell_last(run, message.reply))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        self._begin(self._tell_last(run, message.reply))
 
     def _hear_gone(self, message: Message) -> None:
         inbox, numbers = from_public(message.data)
@@ -242,9 +246,7 @@ class ModelServer:
             if self._budgets.get(run) is keeper and run in self.over:
                 del self._budgets[run]
 
-        task = asyncio.ensure_future(close())
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        self._begin(close())
 
     def _event(self, event: str, _: str) -> None:
         if event == "reconnected":
@@ -415,9 +417,7 @@ class ModelServer:
                             seen[name] = entry.revision
                     elif name not in self._starting and time.monotonic() > failed.get(name, 0.0):
                         failed[name] = time.monotonic() + _FAILED_AGAIN
-                        task = asyncio.ensure_future(self._serve_registered(entry))
-                        self._telling.add(task)
-                        task.add_done_callback(self._telling.discard)
+                        self._begin(self._serve_registered(entry))
                 await self._close_idle(bucket, {n: entry.revision for n, entry in found.items()})
             except BusError as error:
                 _log.warning("pools can't be read", error=str(error))

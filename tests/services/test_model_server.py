@@ -156,10 +156,7 @@ async def test_whatever_a_back_end_raises_others_are_served(
 
 
 async def test_a_pool_that_nobody_knows_any_more_is_registered_again(
-    broker: MemoryBroker,
-    server: ModelServer,
-    backends: dict[str, Backend],
-    monkeypatch: pytest.MonkeyPatch,
+    broker: MemoryBroker, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was closed, as nobody used it; and the first try to register it fails."""
     monkeypatch.setattr("populace.models.client._STALLED", 0.4)
@@ -181,10 +178,7 @@ async def test_a_pool_that_nobody_knows_any_more_is_registered_again(
 
 
 async def test_a_pool_that_is_closed_is_closed(
-    broker: MemoryBroker,
-    server: ModelServer,
-    backends: dict[str, Backend],
-    monkeypatch: pytest.MonkeyPatch,
+    broker: MemoryBroker, server: ModelServer, backends: dict[str, Backend]
 ) -> None:
     """Its registration goes first; where that fails, or another has made it anew, it stays."""
     await register(server, SPEC)
